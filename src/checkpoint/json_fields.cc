@@ -21,7 +21,8 @@ struct Found {
 std::string value_text(Element value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";
-  return shown(simdjson::minify(value));
+  std::string_view text;
+  return value.get(text) ? std::string(simdjson::minify(value)) : shown(text);
 }
 
 Status check_duplicates(std::string_view file_name, const std::string& path, simdjson::dom::object object) {
