@@ -75,6 +75,14 @@ struct SwigluArgs {
 };
 void swiglu(Stream& stream, const SwigluArgs& args);
 
+// out[i] = in[rows[i]].
+struct GatherRowsArgs {
+  MatrixView<float> out;          // [num_rows, width]
+  MatrixView<const float> in;     // [any, width]
+  std::span<const int32_t> rows;  // [num_rows]
+};
+void gather_rows(Stream& stream, const GatherRowsArgs& args);
+
 // Writes in[i] as row rows[i] of tables[i].
 struct WriteRowsArgs {
   MatrixView<const float> in;               // [num_rows, width]

@@ -24,6 +24,7 @@ struct OpTable {
   void (*rope_angles)(Stream&, const RopeAnglesArgs&) = nullptr;
   void (*rope)(Stream&, const RopeArgs&) = nullptr;
   void (*swiglu)(Stream&, const SwigluArgs&) = nullptr;
+  void (*gather_rows)(Stream&, const GatherRowsArgs&) = nullptr;
   void (*write_rows)(Stream&, const WriteRowsArgs&) = nullptr;
   void (*mhc_coefficients)(Stream&, const MhcCoefficientsArgs&) = nullptr;
   void (*mhc_collapse)(Stream&, const MhcCollapseArgs&) = nullptr;

@@ -75,6 +75,12 @@ void swiglu(Stream& stream, const SwigluArgs& args) {
   stream.ops().swiglu(stream, args);
 }
 
+void gather_rows(Stream& stream, const GatherRowsArgs& args) {
+  DI_CHECK(args.out.rows == static_cast<int64_t>(args.rows.size()) && args.out.cols == args.in.cols,
+           "gather_rows: [{}, {}] from {} columns", args.out.rows, args.out.cols, args.in.cols);
+  stream.ops().gather_rows(stream, args);
+}
+
 void write_rows(Stream& stream, const WriteRowsArgs& args) {
   DI_CHECK(args.in.rows == static_cast<int64_t>(args.tables.size()) && args.tables.size() == args.rows.size(),
            "write_rows: {} rows, {} tables", args.in.rows, args.tables.size());

@@ -1,0 +1,159 @@
+// Kernel of ops/attention.h. Included by vector_ops_*.cc, once a processor level.
+//
+// A task is one query and a group of its heads. Keys go by in blocks of 64, widened to fp32 once a task; all heads of the
+// group use them while they are in cache.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "backends/cpu/elementwise_kernels.h"
+
+namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE {
+
+inline constexpr int64_t kKeysPerBlock = 64;
+inline constexpr int64_t kHeadsPerTask = 8;
+
+// scores[i][k] = q_i . key_k for 2 heads and 2 keys. Requires: dim % 16 == 0.
+inline void dot_2x2(const float* q0, const float* q1, const float* k0, const float* k1, int64_t dim, float* s0, float* s1) {
+  Vf a00 = broadcast(0), a01 = a00, a10 = a00, a11 = a00;
+  for (int64_t d = 0; d < dim; d += 16) {
+    const Vf x0 = load(q0 + d), x1 = load(q1 + d), y0 = load(k0 + d), y1 = load(k1 + d);
+    a00 = fmadd(x0, y0, a00);
+    a01 = fmadd(x0, y1, a01);
+    a10 = fmadd(x1, y0, a10);
+    a11 = fmadd(x1, y1, a11);
+  }
+  s0[0] = sum_lanes(a00);
+  s0[1] = sum_lanes(a01);
+  s1[0] = sum_lanes(a10);
+  s1[1] = sum_lanes(a11);
+}
+
+// out_h[d] = out_h[d] * decay_h + sum_k weights_h[k] * keys[k][d], k ascending, for 2 heads.
+inline void accumulate_2(float* out0, float* out1, float decay0, float decay1, const float* weights0, const float* weights1,
+                         const float* const* keys, int64_t num_keys, int64_t dim) {
+  int64_t d = 0;
+  const Vf f0 = broadcast(decay0), f1 = broadcast(decay1);
+  for (; d + 32 <= dim; d += 32) {
+    Vf a00 = mul(load(out0 + d), f0), a01 = mul(load(out0 + d + 16), f0);
+    Vf a10 = mul(load(out1 + d), f1), a11 = mul(load(out1 + d + 16), f1);
+    for (int64_t k = 0; k < num_keys; ++k) {
+      const Vf x0 = load(keys[k] + d), x1 = load(keys[k] + d + 16);
+      const Vf w0 = broadcast(weights0[k]), w1 = broadcast(weights1[k]);
+      a00 = fmadd(w0, x0, a00);
+      a01 = fmadd(w0, x1, a01);
+      a10 = fmadd(w1, x0, a10);
+      a11 = fmadd(w1, x1, a11);
+    }
+    store(out0 + d, a00);
+    store(out0 + d + 16, a01);
+    store(out1 + d, a10);
+    store(out1 + d + 16, a11);
+  }
+  for (; d < dim; d += 16) {
+    Vf a0 = mul(load(out0 + d), f0), a1 = mul(load(out1 + d), f1);
+    for (int64_t k = 0; k < num_keys; ++k) {
+      const Vf x = load(keys[k] + d);
+      a0 = fmadd(broadcast(weights0[k]), x, a0);
+      a1 = fmadd(broadcast(weights1[k]), x, a1);
+    }
+    store(out0 + d, a0);
+    store(out1 + d, a1);
+  }
+}
+
+struct HeadState {
+  float largest = -1e30f;
+  float total = 0;
+};
+
+// Turns a block's scores into weights in place, updates the head's running state and returns the decay of what was
+// summed before. `weights` has room for 64 and is padded with zeros.
+inline float weigh_block(HeadState& head, float* weights, int64_t num_keys, float scale, bool round) {
+  float largest = head.largest;
+  for (int64_t k = 0; k < num_keys; ++k) {
+    weights[k] *= scale;
+    largest = std::max(largest, weights[k]);
+  }
+  for (int64_t k = num_keys; k < kKeysPerBlock; ++k) weights[k] = -std::numeric_limits<float>::infinity();
+  for (int64_t k = 0; k < kKeysPerBlock; ++k) weights[k] = exp_f32(weights[k] - largest);
+  const float decay = exp_f32(head.largest - largest);
+  const float sum = sum_lanes(add(add(load(weights), load(weights + 16)), add(load(weights + 32), load(weights + 48))));
+  head.total = head.total * decay + sum;
+  head.largest = largest;
+  if (round) {
+    for (int64_t k = 0; k < kKeysPerBlock; ++k) weights[k] = round_to_bfloat16(weights[k]);
+  }
+  return decay;
+}
+
+inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_head, int64_t num_heads, Scratch& scratch) {
+  const int64_t dim = a.q.cols / a.num_heads;
+  float* buffer = scratch.get<float>(kKeysPerBlock * dim + num_heads * kKeysPerBlock + num_heads * dim);
+  float* weights = buffer + kKeysPerBlock * dim;
+  float* sums = weights + num_heads * kKeysPerBlock;
+  std::memset(sums, 0, num_heads * dim * sizeof(float));
+  HeadState heads[kHeadsPerTask];
+  const float* keys[kKeysPerBlock];
+  const ops::AttentionQuery& source = a.queries[query];
+  const float* q = a.q.row(query) + first_head * dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const int64_t num_window = source.window_end - source.window_begin;
+  const int64_t num_total = num_window + source.num_selected;
+
+  for (int64_t begin = 0; begin < num_total; begin += kKeysPerBlock) {
+    const int64_t count = std::min(kKeysPerBlock, num_total - begin);
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t i = begin + k;
+      keys[k] = i < num_window ? read_row(*source.window, source.window_begin + i, buffer + k * dim)
+                               : read_row(*source.compressed, source.selected[i - num_window], buffer + k * dim);
+    }
+    // Odd counts repeat a head or key; the repeated result is computed twice and is the same.
+    for (int64_t h = 0; h < num_heads; h += 2) {
+      const int64_t other = std::min(h + 1, num_heads - 1);
+      for (int64_t k = 0; k < count; k += 2) {
+        float s0[2], s1[2];
+        dot_2x2(q + h * dim, q + other * dim, keys[k], keys[std::min(k + 1, count - 1)], dim, s0, s1);
+        for (int64_t i = 0; i < 2 && k + i < count; ++i) {
+          weights[h * kKeysPerBlock + k + i] = s0[i];
+          weights[other * kKeysPerBlock + k + i] = s1[i];
+        }
+      }
+    }
+    float decay[kHeadsPerTask];
+    for (int64_t h = 0; h < num_heads; ++h) {
+      decay[h] = weigh_block(heads[h], weights + h * kKeysPerBlock, count, scale, a.round_to_bf16);
+    }
+    for (int64_t h = 0; h + 2 <= num_heads; h += 2) {
+      accumulate_2(sums + h * dim, sums + (h + 1) * dim, decay[h], decay[h + 1], weights + h * kKeysPerBlock,
+                   weights + (h + 1) * kKeysPerBlock, keys, count, dim);
+    }
+    if (num_heads % 2 == 1) {  // the last head alone, its twin written to the block's spare buffer row
+      const int64_t h = num_heads - 1;
+      float* spare = a.out.row(query) + (first_head + h) * dim;
+      std::memset(spare, 0, dim * sizeof(float));
+      accumulate_2(sums + h * dim, spare, decay[h], 0, weights + h * kKeysPerBlock, weights + h * kKeysPerBlock, keys, count,
+                   dim);
+    }
+  }
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const float total = heads[h].total + exp_f32(a.sink[first_head + h] - heads[h].largest);
+    float* out = a.out.row(query) + (first_head + h) * dim;
+    for (int64_t d = 0; d < dim; ++d) out[d] = round_bf16_if(sums[h * dim + d] / total, a.round_to_bf16);
+  }
+}
+
+inline void attention_kernel(Stream& stream, const ops::AttentionArgs& a) {
+  const int64_t groups = (a.num_heads + kHeadsPerTask - 1) / kHeadsPerTask;
+  for_ranges(stream, a.q.rows * groups, 1, [&](int64_t task, int64_t, int thread) {
+    const int64_t first_head = task % groups * kHeadsPerTask;
+    attend(a, task / groups, first_head, std::min(kHeadsPerTask, a.num_heads - first_head),
+           cpu_stream(stream).thread_scratch(thread));
+  });
+}
+
+inline void fill_attention(ops::OpTable& table) { table.attention = attention_kernel; }
+
+}  // namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE

@@ -1,0 +1,99 @@
+#include "backends/cpu/cpu_device.h"
+
+#include <sched.h>
+
+#include <array>
+#include <vector>
+
+#include "backends/cpu/cpu_stream.h"
+#include "backends/cpu/linear.h"
+#include "backends/cpu/vector_ops.h"
+#include "ops/op_table.h"
+
+namespace deepinfer {
+namespace {
+
+using cpu::CpuStream;
+using cpu::LinearKernels;
+
+struct KernelSet {
+  const LinearKernels& (*linear)();
+  void (*fill_vector_ops)(ops::OpTable&);
+};
+
+// From the slowest to the fastest.
+constexpr std::array<KernelSet, 4> kKernelSets = {{
+    {cpu::reference_linear, cpu::fill_vector_ops_reference},
+    {cpu::avx2_linear, cpu::fill_vector_ops_avx2},
+    {cpu::avx512_linear, cpu::fill_vector_ops_avx512},
+    {cpu::avx512_bf16_linear, cpu::fill_vector_ops_avx512},
+}};
+
+template <size_t kSet>
+ops::OpTable make_op_table() {
+  ops::OpTable table;
+  table.pack_weight = [](Stream& stream, const ops::WeightSource& source) {
+    return kKernelSets[kSet].linear().pack(cpu::cpu_stream(stream).pool(), source);
+  };
+  table.linear = [](Stream& stream, std::span<const ops::LinearTask> tasks) {
+    kKernelSets[kSet].linear().run(cpu::cpu_stream(stream).pool(), tasks);
+  };
+  kKernelSets[kSet].fill_vector_ops(table);
+  return table;
+}
+
+const ops::OpTable& op_table(size_t set) {
+  static const std::array<ops::OpTable, 4> tables = {make_op_table<0>(), make_op_table<1>(), make_op_table<2>(),
+                                                     make_op_table<3>()};
+  return tables[set];
+}
+
+int usable_processors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(size_t set, int num_threads) : set_(set), pool_(num_threads) {}
+
+  std::string description() const override {
+    return fmt::format("cpu, {} thread{}, {} kernels", pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
+                       kernel_set());
+  }
+  std::string kernel_set() const override { return kKernelSets[set_].linear().name; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(&op_table(set_), &pool_); }
+
+ private:
+  size_t set_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options) {
+  constexpr int kMostThreads = 1024;
+  if (options.num_threads < 0 || options.num_threads > kMostThreads) {
+    return invalid_input("{} threads: give a number from 1 to {}, or 0 for all of this machine", options.num_threads,
+                         kMostThreads);
+  }
+  const int num_threads = options.num_threads > 0 ? options.num_threads : usable_processors();
+  std::string present;
+  for (size_t set = kKernelSets.size(); set-- > 0;) {
+    const LinearKernels& linear = kKernelSets[set].linear();
+    if (!linear.supported()) {
+      if (options.kernels == linear.name) {
+        return unsupported("kernel set {} needs instructions that this processor lacks; use --kernels auto", linear.name);
+      }
+      continue;
+    }
+    if (options.kernels == linear.name || options.kernels == "auto") {
+      return std::unique_ptr<Device>(std::make_unique<CpuDevice>(set, num_threads));
+    }
+    present += (present.empty() ? "" : ", ") + std::string(linear.name);
+  }
+  return invalid_input("unknown kernel set '{}': this processor has auto, {}", options.kernels, present);
+}
+
+}  // namespace deepinfer

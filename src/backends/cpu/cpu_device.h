@@ -1,0 +1,23 @@
+// The CPU as a device: a thread pool and one of the kernel sets this processor can run.
+//
+// Kernel sets: `reference` (plain loops), `avx2`, `avx512`, `avx512_bf16`. The first three give the same bits everywhere;
+// `avx512_bf16` multiplies BF16 pairs in linear layers, which rounds differently and is about twice as fast on prompts.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "device/stream.h"
+
+namespace deepinfer {
+
+struct CpuOptions {
+  int num_threads = 0;          // 0: as many as the process may use
+  std::string kernels = "auto"; // a kernel set by name; auto: the fastest that runs here
+};
+
+// Fails with kUnsupported for a kernel set that this processor lacks, naming those it has.
+Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options);
+
+}  // namespace deepinfer

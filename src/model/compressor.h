@@ -1,0 +1,16 @@
+// The compressor of a KV source: `ratio` tokens become one latent row, kept rotated and quantised as compressed KV and,
+// projected, as index key. A group ends at positions divisible by the ratio, wherever a step's boundaries lie.
+#pragma once
+
+#include "model/forward_context.h"
+#include "model/weights.h"
+
+namespace deepinfer {
+
+// Adds the products of u to context.work.tasks; they fill work.compressor_rows.
+void add_compressor_tasks(ForwardContext& context, const CompressorWeights& weights, int ratio, MatrixView<const float> u);
+
+// After the tasks ran: writes every row that the step's tokens complete.
+void write_compressed_rows(ForwardContext& context, int layer, const CompressorWeights& weights);
+
+}  // namespace deepinfer

@@ -1,0 +1,47 @@
+#include "model/engram_layer.h"
+
+#include "ops/engram.h"
+
+namespace deepinfer {
+
+Result<EngramLookup> EngramLookup::create(const EngramConfig& config, std::vector<int32_t> token_map) {
+  DI_ASSIGN_OR_RETURN(EngramHash hash, EngramHash::create(config, token_map[config.pad_token_id]));
+  return EngramLookup(std::move(hash), std::move(token_map));
+}
+
+std::span<const int32_t> EngramLookup::compress(std::span<const int32_t> tokens) {
+  compressed_.clear();
+  for (const int32_t token : tokens) compressed_.push_back(token_map_[token]);
+  return compressed_;
+}
+
+void EngramLookup::begin_step(const StepLayout& layout, const std::vector<LayerWeights>& layers, const LayerPlan& plan) {
+  const int64_t columns = hash_.num_columns();
+  rows_.resize(hash_.num_tables());
+  for (std::vector<int64_t>& rows : rows_) rows.resize(layout.num_tokens * columns);
+  std::vector<int32_t> window(hash_.window_size());
+  for (int64_t t = 0; t < layout.num_tokens; ++t) {
+    hash_.look_back(layout.states[t]->engram_history().first(layout.positions[t] + 1), window);
+    for (int table = 0; table < hash_.num_tables(); ++table) {
+      hash_.hash(table, window, std::span(rows_[table]).subspan(t * columns, columns));
+    }
+  }
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].engram) layers[l].engram->table->prefetch(rows_[plan.layers[l].engram_table]);
+  }
+}
+
+Status EngramLookup::apply(ForwardContext& c, int table, const EngramWeights& weights, MatrixView<float> streams) const {
+  Workspace& w = c.work;
+  const int64_t n = c.num_tokens();
+  const MatrixView<float> rows = w.engram_rows.matrix(n, weights.wkv.cols);
+  DI_RETURN_IF_ERROR(weights.table->gather(rows_[table], rows.data));
+  const MatrixView<float> key_value = w.engram_key_value.matrix(n, weights.wkv.rows);
+  const ops::LinearTask task = c.linear_task(key_value, c.linear_input(rows, w.engram_quantised), weights.wkv);
+  ops::linear(c.stream, {&task, 1});
+  ops::engram_apply(c.stream, {streams, key_value, weights.query_key.data(), c.config.hc_mult, c.config.rms_norm_eps,
+                               c.rounding.round_to_bf16});
+  return Status();
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,70 @@
+// Model: a loaded checkpoint and its forward pass over any mix of sequences.
+//
+// Results of a sequence are a function of its tokens alone: not of how they were cut into steps, nor of the other
+// sequences of a step, nor of the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "device/stream.h"
+#include "model/engram_layer.h"
+#include "model/forward_context.h"
+#include "model/numerics.h"
+#include "model/sequence_state.h"
+#include "model/step.h"
+#include "model/weights.h"
+
+namespace deepinfer {
+
+struct ModelOptions {
+  Numerics numerics = Numerics::kOfficial;
+  int64_t engram_cache_rows = int64_t{1} << 16;  // of each table
+  LoadProgress progress;
+};
+
+class Model {
+ public:
+  // token_map: compressed Engram id of every token id; may be empty for a model without Engram. The checkpoint moves in.
+  static Result<std::unique_ptr<Model>> load(Device& device, Checkpoint checkpoint, ModelConfig config,
+                                             std::vector<int32_t> token_map, const ModelOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  Numerics numerics() const { return numerics_; }
+
+  SequenceState make_sequence(int64_t max_rollback = 0) const { return SequenceState(config_, numerics_, max_rollback); }
+
+  // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps and
+  // tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every sequence
+  // made by this model and named once.
+  Status forward(std::span<const SequenceStep> steps, std::vector<float>& logits);
+
+ private:
+  Model(Checkpoint checkpoint, ModelConfig config) : checkpoint_(std::move(checkpoint)), config_(std::move(config)) {}
+
+  Status run_layers(ForwardContext& context, MatrixView<float> streams, MatrixView<float> pre);
+  void sublayer_input(ForwardContext& context, const MhcWeights& weights, const std::vector<float>& norm,
+                      MatrixView<float> streams, MatrixView<float> pre, MatrixView<float> u);
+  void write_logits(ForwardContext& context, MatrixView<const float> streams, MatrixView<const float> pre,
+                    std::vector<float>& logits);
+
+  Checkpoint checkpoint_;
+  ModelConfig config_;
+  LayerPlan plan_;
+  Numerics numerics_ = Numerics::kOfficial;
+  std::unique_ptr<Stream> stream_;
+  ModelWeights weights_;
+  std::optional<EngramLookup> engram_;
+  std::vector<float> frequencies_[2];  // by RopeKind
+  StepLayout layout_;
+  Workspace work_;
+};
+
+}  // namespace deepinfer

@@ -1,0 +1,42 @@
+// WeightBinder: one tensor at a time from the checkpoint into packed or widened form, with the checks that belong to it.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "model/weights.h"
+
+namespace deepinfer {
+
+class WeightBinder {
+ public:
+  WeightBinder(Stream& stream, const Checkpoint& checkpoint, uint64_t total_bytes, const LoadProgress& progress)
+      : stream_(stream), checkpoint_(checkpoint), total_bytes_(total_bytes), progress_(progress) {}
+
+  // `prefix`.weight with its `prefix`.scale: E4M3 [rows, cols] in 32x32 tiles.
+  Status fp8(const std::string& prefix, int64_t rows, int64_t cols, ops::PackedWeight& out);
+  // The same, cut into `parts` of rows / parts each. Requires: rows % (32 * parts) == 0.
+  Status fp8_parts(const std::string& prefix, int64_t rows, int64_t cols, int64_t parts,
+                   std::vector<ops::PackedWeight>& out);
+  // E2M1 pairs [rows, cols / 2] with a scale a row and 32 columns.
+  Status mxfp4(const std::string& prefix, int64_t rows, int64_t cols, ops::PackedWeight& out);
+  Status bf16(const std::string& name, int64_t rows, int64_t cols, ops::PackedWeight& out);
+  Status f32(const std::string& name, int64_t rows, int64_t cols, ops::PackedWeight& out);
+  // A BF16 or F32 tensor of this shape as floats.
+  Status floats(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out);
+  // A tensor that stays in the file: only type and shape are checked.
+  Status mapped(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const StoredTensor*& out);
+
+ private:
+  Status find(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const StoredTensor*& out);
+  void count(const StoredTensor& tensor);
+
+  Stream& stream_;
+  const Checkpoint& checkpoint_;
+  uint64_t total_bytes_;
+  uint64_t done_bytes_ = 0;
+  const LoadProgress& progress_;
+};
+
+}  // namespace deepinfer
