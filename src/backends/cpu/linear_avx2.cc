@@ -1,0 +1,137 @@
+// Linear kernels for AVX2, FMA and F16C: 16 rows in two vectors, one column a step.
+//
+// FP8: an E4M3 code shifted into an FP16 is its value times 2^-8, subnormals included; the factor is repaid on the sum.
+// MXFP4: two byte shuffles give the bytes of BF16 pairs, and a shift or a mask makes fp32 of each.
+#include <immintrin.h>
+
+#include "backends/cpu/linear_unit.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+using Vec = __m256;
+constexpr int kVecs = 2;
+
+inline Vec zero() { return _mm256_setzero_ps(); }
+inline Vec load(const float* from) { return _mm256_load_ps(from); }
+inline void store(float* to, Vec v) { _mm256_store_ps(to, v); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline void store_weights(std::byte* to, Vec v) { _mm256_store_ps(reinterpret_cast<float*>(to), v); }
+inline __m256i load_line(const std::byte* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+
+constexpr int kWalkTokens = 4;
+constexpr int kPanelTiles = 1;
+constexpr int walk_tiles(int num_tokens) { return num_tokens == 1 ? 4 : num_tokens == 2 ? 2 : 1; }
+
+#include "backends/cpu/linear_tiles.inc"
+
+struct Fp32Math {
+  using Weights = Vec;
+  static Weights load_weights(const std::byte* from) { return _mm256_load_ps(reinterpret_cast<const float*>(from)); }
+  static Vec multiply_add(Weights weights, const std::byte* input, Vec sum) {
+    return _mm256_fmadd_ps(weights, _mm256_broadcast_ss(reinterpret_cast<const float*>(input)), sum);
+  }
+};
+
+struct Unscaled {
+  static constexpr int kScaleBytes = 0;
+  static Vec scale(const std::byte*, int) { return zero(); }
+  static Vec finish(Vec sum) { return sum; }
+};
+
+struct F32 : Unscaled {
+  static constexpr int kSteps = 1;
+  static constexpr int kLines = 32;
+  static constexpr bool kIsPanel = true;
+  template <typename Emit>
+  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+    emit(Index<0>{}, Index<0>{}, Fp32Math::load_weights(line));
+    emit(Index<0>{}, Index<1>{}, Fp32Math::load_weights(line + 32));
+  }
+};
+
+// Of BF16 pairs, one row a lane: step + 0 is the low halves, step + 1 the high ones.
+template <typename Step0, typename Step1, typename Part, typename Emit>
+[[gnu::always_inline]] inline void emit_pairs(__m256i pairs, Step0 even, Step1 odd, Part part, Emit&& emit) {
+  emit(even, part, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+  emit(odd, part, _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u)))));
+}
+
+struct Bf16 : Unscaled {
+  static constexpr int kSteps = 2;
+  static constexpr int kLines = 16;
+  static constexpr bool kIsPanel = false;
+  template <typename Emit>
+  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+    emit_pairs(load_line(line), Index<0>{}, Index<1>{}, Index<0>{}, emit);
+    emit_pairs(load_line(line + 32), Index<0>{}, Index<1>{}, Index<1>{}, emit);
+  }
+};
+
+struct Fp8 {
+  static constexpr int kSteps = 4;
+  static constexpr int kLines = 8;
+  static constexpr int kScaleBytes = 4;
+  static constexpr bool kIsPanel = false;
+  static Vec scale(const std::byte* scales, int) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(scales)); }
+  static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(256.0f)); }
+
+  // Sixteen codes in the high bytes of words, one row a word.
+  template <typename Step, typename Emit>
+  [[gnu::always_inline]] static void decode_column(__m256i words, Step step, Emit&& emit) {
+    const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<short>(0xBF80)));
+    emit(step, Index<0>{}, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
+    emit(step, Index<1>{}, _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
+  }
+  template <typename Emit>
+  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+      const __m256i codes = load_line(line + half * 32);
+      decode_column(_mm256_slli_epi16(codes, 8), Index<half * 2>{}, emit);
+      decode_column(codes, Index<half * 2 + 1>{}, emit);
+    });
+  }
+};
+
+struct Mxfp4 {
+  static constexpr int kSteps = 8;
+  static constexpr int kLines = 4;
+  static constexpr int kScaleBytes = 16;
+  static constexpr bool kIsPanel = false;
+  // E8M0 as fp32 bits; the smallest code, 2^-127, is the one that is no shifted exponent.
+  static Vec scale(const std::byte* scales, int part) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + part * 8));
+    const __m256i exponents = _mm256_slli_epi32(_mm256_cvtepu8_epi32(codes), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(exponents, _mm256_set1_epi32(0x00400000)));
+  }
+  static Vec finish(Vec sum) { return sum; }
+
+  template <typename Step0, typename Step1, typename Emit>
+  [[gnu::always_inline]] static void decode_pairs(__m256i nibbles, Step0 even, Step1 odd, Emit&& emit) {
+    const __m256i low_table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+    const __m256i high_table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64));
+    const __m256i low = _mm256_shuffle_epi8(low_table, nibbles);
+    const __m256i high = _mm256_shuffle_epi8(high_table, nibbles);
+    emit_pairs(_mm256_unpacklo_epi8(low, high), even, odd, Index<0>{}, emit);
+    emit_pairs(_mm256_unpackhi_epi8(low, high), even, odd, Index<1>{}, emit);
+  }
+  template <typename Emit>
+  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+      const __m256i codes = load_line(line + half * 32);
+      decode_pairs(_mm256_and_si256(codes, mask), Index<half * 4>{}, Index<half * 4 + 1>{}, emit);
+      decode_pairs(_mm256_and_si256(_mm256_srli_epi16(codes, 4), mask), Index<half * 4 + 2>{}, Index<half * 4 + 3>{}, emit);
+    });
+  }
+};
+
+}  // namespace
+
+constinit const LinearUnitFunctions kAvx2Units = {
+    {run_unit<Fp32Math, Fp8>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>}};
+
+}  // namespace deepinfer::cpu

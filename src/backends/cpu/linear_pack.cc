@@ -1,0 +1,177 @@
+#include "backends/cpu/linear_pack.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "backends/cpu/linear_unit.h"
+#include "base/check.h"
+#include "base/number_formats.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+using ops::WeightFormat;
+
+constexpr int64_t kHugePage = 2 << 20;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Bytes of `count` values.
+int64_t data_bytes(WeightFormat format, int64_t count) {
+  switch (format) {
+    case WeightFormat::kF8Tile32: return count;
+    case WeightFormat::kMxfp4: return count / 2;
+    case WeightFormat::kBf16: return count * 2;
+    case WeightFormat::kF32: return count * 4;
+  }
+  return 0;
+}
+
+int64_t scale_bytes_per_block(WeightFormat format) {
+  if (format == WeightFormat::kF8Tile32) return sizeof(float);
+  if (format == WeightFormat::kMxfp4) return kTileRows;
+  return 0;
+}
+
+template <typename T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void store(std::byte* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Each of these writes one row (`row` of 16) of one block, from its 32 columns at `from`.
+
+void pack_f32_row(const std::byte* from, std::byte* block, int row) {
+  for (int k = 0; k < kGroupColumns; ++k) std::memcpy(block + k * kLineBytes + row * 4, from + k * 4, 4);
+}
+
+void pack_bf16_row(const std::byte* from, std::byte* block, int row) {
+  for (int pair = 0; pair < kGroupColumns / 2; ++pair) {
+    std::memcpy(block + pair * kLineBytes + row * 4, from + pair * 4, 4);
+  }
+}
+
+// kYmm: each half line is one pair of columns, {even, odd}[16 rows].
+// kZmm: for each four rows (16 bytes) the first pair of columns, then the second: a byte unpack with a second table
+// lookup gives BF16 pairs with one row a lane.
+void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
+  const int first = order == LineOrder::kYmm ? row * 2 : row / 4 * 16 + row % 4 * 2;
+  const int second = order == LineOrder::kYmm ? first + 32 : first + 8;
+  for (int line = 0; line < 8; ++line) {
+    std::memcpy(block + line * kLineBytes + first, from + line * 4, 2);
+    std::memcpy(block + line * kLineBytes + second, from + line * 4 + 2, 2);
+  }
+}
+
+// kYmm: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1, the high ones
+// 2 and 3; rows lie so that unpacking the two halves of each 128-bit lane gives rows 0-7 and 8-15.
+// kZmm: a 32-bit lane is one row's eight columns; the low half has the even ones, ascending from the low nibble, and the
+// high half the odd ones: four word lookups, each after a shift by one more nibble, give BF16 pairs.
+void pack_mxfp4_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
+  if (order == LineOrder::kYmm) {
+    const int place = row % 8 / 4 * 16 + row / 8 * 8 + row % 4 * 2;
+    for (int half = 0; half < 8; ++half) {
+      const unsigned v = load<uint16_t>(from + half * 2);
+      const unsigned even = (v & 0x000F) | (v & 0x0F00) >> 4;
+      const unsigned odd = (v & 0x00F0) >> 4 | (v & 0xF000) >> 8;
+      store(block + half * 32 + place, static_cast<uint16_t>(even | odd << 8));
+    }
+    return;
+  }
+  for (int line = 0; line < 4; ++line) {
+    const uint32_t v = load<uint32_t>(from + line * 4);
+    uint32_t even = 0;
+    uint32_t odd = 0;
+    for (int j = 0; j < 4; ++j) {
+      even |= (v >> (8 * j) & 15) << (4 * j);
+      odd |= (v >> (8 * j + 4) & 15) << (4 * j);
+    }
+    store(block + line * kLineBytes + row * 4, even | odd << 16);
+  }
+}
+
+void pack_row(const ops::WeightSource& source, const std::byte* from, std::byte* block, int row, LineOrder order) {
+  switch (source.format) {
+    case WeightFormat::kF8Tile32: return pack_fp8_row(from, block, row, order);
+    case WeightFormat::kMxfp4: return pack_mxfp4_row(from, block, row, order);
+    case WeightFormat::kBf16: return pack_bf16_row(from, block, row);
+    case WeightFormat::kF32: return pack_f32_row(from, block, row);
+  }
+}
+
+void pack_scales(const ops::WeightSource& source, int64_t first_row, int num_rows, std::byte* tile) {
+  const int64_t groups = source.cols / kGroupColumns;
+  if (source.format == WeightFormat::kF8Tile32) {
+    const std::byte* scales = source.scales + first_row / 32 * groups;
+    for (int64_t g = 0; g < groups; ++g) store(tile + g * 4, e8m0_to_float(static_cast<uint8_t>(scales[g])));
+  } else if (source.format == WeightFormat::kMxfp4) {
+    for (int row = 0; row < num_rows; ++row) {
+      for (int64_t g = 0; g < groups; ++g) tile[g * kTileRows + row] = source.scales[(first_row + row) * groups + g];
+    }
+  }
+}
+
+void pack_tile(const ops::WeightSource& source, int64_t first_row, LineOrder order, std::byte* tile) {
+  const int num_rows = static_cast<int>(std::min<int64_t>(kTileRows, source.rows - first_row));
+  const int64_t scales_bytes = tile_scales_bytes(source.format, source.cols);
+  std::memset(tile, 0, num_rows < kTileRows ? tile_bytes(source.format, source.cols) : scales_bytes);
+  pack_scales(source, first_row, num_rows, tile);
+  const int64_t block_bytes = data_bytes(source.format, kTileRows * kGroupColumns);
+  const int64_t group_bytes = data_bytes(source.format, kGroupColumns);
+  const int64_t row_bytes = data_bytes(source.format, source.cols);
+  std::byte* block = tile + scales_bytes;
+  for (int64_t g = 0; g < source.cols / kGroupColumns; ++g, block += block_bytes) {
+    const std::byte* from = source.data + first_row * row_bytes + g * group_bytes;
+    for (int row = 0; row < num_rows; ++row) pack_row(source, from + row * row_bytes, block, row, order);
+  }
+}
+
+}  // namespace
+
+int64_t weight_data_bytes(const ops::WeightSource& source) { return data_bytes(source.format, source.rows * source.cols); }
+
+int64_t weight_scale_bytes(const ops::WeightSource& source) {
+  const int64_t groups = source.cols / kGroupColumns;
+  if (source.format == WeightFormat::kF8Tile32) return (source.rows + 31) / 32 * groups;
+  if (source.format == WeightFormat::kMxfp4) return source.rows * groups;
+  return 0;
+}
+
+int64_t tile_scales_bytes(WeightFormat format, int64_t cols) {
+  return round_up(cols / kGroupColumns * scale_bytes_per_block(format), kLineBytes);
+}
+
+int64_t tile_bytes(WeightFormat format, int64_t cols) {
+  return tile_scales_bytes(format, cols) + data_bytes(format, kTileRows * cols);
+}
+
+ops::PackedWeight allocate_weight(const ops::WeightSource& source, int64_t bytes) {
+  DI_CHECK(source.cols % kGroupColumns == 0, "a weight of {} columns: need whole groups of 32", source.cols);
+  const bool is_large = bytes >= 2 * kHugePage;
+  const int64_t allocated = round_up(std::max<int64_t>(bytes, 1), kLineBytes);
+  void* memory = std::aligned_alloc(is_large ? kHugePage : kLineBytes, is_large ? round_up(allocated, kHugePage) : allocated);
+  DI_CHECK(memory != nullptr, "no memory for a packed weight of {} bytes", bytes);
+  if (is_large) madvise(memory, allocated, MADV_HUGEPAGE);  // a wish: nothing is lost where it is refused
+  return {source.format, source.rows, source.cols, bytes,
+          std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); })};
+}
+
+ops::PackedWeight pack_tiles(ThreadPool& pool, const ops::WeightSource& source, LineOrder order) {
+  const int64_t num_tiles = (source.rows + kTileRows - 1) / kTileRows;
+  const int64_t bytes = tile_bytes(source.format, source.cols);
+  ops::PackedWeight packed = allocate_weight(source, num_tiles * bytes);
+  std::byte* tiles = packed.data.get();
+  pool.run(num_tiles, [&](int64_t tile, int) { pack_tile(source, tile * kTileRows, order, tiles + tile * bytes); });
+  return packed;
+}
+
+}  // namespace deepinfer::cpu
