@@ -84,12 +84,11 @@ class EngramHash:
         """int64 [batch, n, columns] for the index-th Engram layer; `compressed` is int64 with DEAD at images."""
         window = self.windows(compressed, pad)
         mixed = window[..., 0] * self.multipliers[index][0]
-        columns = []
+        columns, offsets = [], iter(self.offsets[index])
         for order, primes in enumerate(self.primes[index], start=1):
             mixed = torch.bitwise_xor(mixed, window[..., order] * self.multipliers[index][order])
-            columns += [mixed % prime for prime in primes]
-        offsets = torch.tensor(self.offsets[index], dtype=torch.int64, device=compressed.device)
-        return torch.stack(columns, dim=-1) + offsets
+            columns += [mixed % prime + next(offsets) for prime in primes]
+        return torch.stack(columns, dim=-1)
 
 
 def gate(x, key, q_weight, k_weight, eps):

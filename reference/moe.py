@@ -69,12 +69,13 @@ class Experts(nn.Module):
     def grouped(self, x, experts, weights, numerics):
         """Only chosen pairs: tokens gathered by expert, padded to the longest list. Sums in ascending expert order."""
         tokens, count = experts.shape
-        index, slot = _expert_lists(experts, self.w1.shape[0])
-        x = numerics.linear_input(x)
-        x = torch.cat((x, x.new_zeros(1, x.shape[1])))
-        flat = torch.cat((weights.flatten(), weights.new_zeros(1)))
-        y = self._run(x[torch.div(index, count, rounding_mode="floor")], flat[index], numerics)
-        y = y[experts, slot]  # [tokens, count, hidden]
+        num_experts = self.w1.shape[0]
+        pair_of_slot, slot_of_pair = _expert_lists(experts, num_experts)
+        pairs = numerics.linear_input(x).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
+        gathered = _Reorder.apply(pairs, pair_of_slot, slot_of_pair).unflatten(0, (num_experts, pair_of_slot.numel() // num_experts))
+        gathered_weights = _Reorder.apply(weights.flatten(), pair_of_slot, slot_of_pair).unflatten(0, (num_experts, pair_of_slot.numel() // num_experts))
+        y = self._run(gathered, gathered_weights, numerics).flatten(0, 1)
+        y = _Reorder.apply(y, slot_of_pair, pair_of_slot).unflatten(0, (tokens, count))
         total = y[:, 0]
         for k in range(1, count):
             total = total + y[:, k]
@@ -86,18 +87,42 @@ class Experts(nn.Module):
         return self._run(numerics.linear_input(x).unsqueeze(0), all_weights.t(), numerics).sum(dim=0)
 
 
+class _Reorder(torch.autograd.Function):
+    """Rows of x at `index`, zeros at the index past the end. `inverse` leads every row of x back to its only copy, so the
+    gradient is a gather as well: no atomic additions, hence fast and the same in every run."""
+
+    @staticmethod
+    def forward(ctx, x, index, inverse):
+        ctx.save_for_backward(index, inverse)
+        return _take(x, index)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        index, inverse = ctx.saved_tensors
+        return _Reorder.apply(gradient, inverse, index), None, None
+
+
+def _take(x, index):
+    return torch.cat((x, x.new_zeros(1, *x.shape[1:])))[index]
+
+
 def _expert_lists(experts, num_experts):
-    """For experts [tokens, count]: pair numbers by expert [E, longest], padded with tokens * count, and each pair's slot."""
+    """Pairs (token, choice) of experts [tokens, count] lined up by expert, each list padded to the longest.
+
+    Returns the pair of each slot [E * longest], tokens * count in padding, and the slot of each pair [tokens * count].
+    """
     flat = experts.flatten()
     order = torch.sort(flat, stable=True).indices
     sizes = torch.bincount(flat, minlength=num_experts)
+    longest = int(sizes.max())
     starts = sizes.cumsum(0) - sizes
-    slot = torch.arange(flat.numel(), device=flat.device) - starts[flat[order]]
-    index = torch.full((num_experts, int(sizes.max())), flat.numel(), dtype=torch.int64, device=flat.device)
-    index[flat[order], slot] = order
-    slots = torch.empty_like(slot)
-    slots[order] = slot
-    return index, slots.reshape(experts.shape)
+    sorted_experts = flat[order]
+    slot = torch.arange(flat.numel(), device=flat.device) - starts[sorted_experts] + sorted_experts * longest
+    pair_of_slot = torch.full((num_experts * longest,), flat.numel(), dtype=torch.int64, device=flat.device)
+    slot_of_pair = torch.empty_like(slot)
+    pair_of_slot[slot] = order
+    slot_of_pair[order] = slot
+    return pair_of_slot, slot_of_pair
 
 
 class SharedExpert(nn.Module):

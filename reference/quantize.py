@@ -97,8 +97,8 @@ def _amax(groups):
 
 def power_scale(amax, largest, min_amax):
     """The smallest power of two s with amax <= largest * s, by the model's float32 rule."""
-    reciprocal = torch.tensor(1.0 / largest, dtype=torch.float32, device=amax.device)
-    return power_of_two(_ceil_log2(amax.clamp(min=min_amax) * reciprocal), torch.float32)
+    # A float32 product with the float32 nearest to 1 / largest: that is what a Python factor becomes.
+    return power_of_two(_ceil_log2(amax.clamp(min=min_amax) * (1.0 / largest)), torch.float32)
 
 
 def act8_parts(x):

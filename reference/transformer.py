@@ -90,7 +90,9 @@ class Transformer(nn.Module):
         if self.hash and token_map is None:
             raise ValueError("the model has Engram layers %s: pass token_map" % (config.engram_layer_ids,))
         token_map = np.asarray([] if token_map is None else token_map, dtype=np.int64)
+        self.pad = int(token_map[config.engram_pad_token_id]) if self.hash else None
         self.register_buffer("token_map", torch.from_numpy(token_map), persistent=False)
+        self._last_tables = (None, None)
 
     def forward(self, tokens, numerics=OFFICIAL, image_mask=None, embeddings=None, recording=None, options=ForwardOptions()):
         """tokens int64 [batch, n] to logits [batch, n, vocab].
@@ -106,7 +108,7 @@ class Transformer(nn.Module):
         if embeddings is not None:
             x = torch.where(image_mask.unsqueeze(-1), numerics.bf16(embeddings), x)
         x = x.unsqueeze(2).expand(-1, -1, self.config.hc_mult, -1)
-        a = nn.functional.one_hot(torch.zeros_like(tokens), self.config.hc_mult).to(x.dtype)
+        a = torch.eye(self.config.hc_mult, dtype=x.dtype, device=x.device)[0].expand(*tokens.shape, -1)
         tables = self._rope_tables(tokens.shape[1], x)
         rows = self.engram_rows(tokens, image_mask)
         shared = SharedRows()
@@ -125,16 +127,19 @@ class Transformer(nn.Module):
         compressed = self.token_map[tokens]
         if image_mask is not None:
             compressed = compressed.masked_fill(image_mask, DEAD)
-        pad = int(self.token_map[self.config.engram_pad_token_id])
-        return {layer: self.hash.rows(compressed, pad, i) for i, layer in enumerate(self.config.engram_layer_ids)}
+        return {layer: self.hash.rows(compressed, self.pad, i) for i, layer in enumerate(self.config.engram_layer_ids)}
 
     def _rope_tables(self, num_tokens, x):
-        """By whether the layer compresses: (cos, sin), each [n, rope_dim / 2]."""
-        config, positions = self.config, torch.arange(num_tokens, device=x.device)
-        size = config.qk_rope_head_dim
-        plain = rope.frequencies(size, config.rope_theta)
-        compressing = rope.frequencies(size, config.compress_rope_theta, config.yarn)
-        return {False: rope.cos_sin(positions, plain, x.dtype), True: rope.cos_sin(positions, compressing, x.dtype)}
+        """By whether the layer compresses: (cos, sin), each [n, rope_dim / 2]. Kept until another length is asked for."""
+        key = (num_tokens, x.device, x.dtype)
+        if self._last_tables[0] != key:
+            config, positions = self.config, torch.arange(num_tokens, device=x.device)
+            size = config.qk_rope_head_dim
+            plain = rope.frequencies(size, config.rope_theta)
+            compressing = rope.frequencies(size, config.compress_rope_theta, config.yarn)
+            tables = {kind: rope.cos_sin(positions, f, x.dtype) for kind, f in ((False, plain), (True, compressing))}
+            self._last_tables = (key, tables)
+        return self._last_tables[1]
 
 
 def drafter_taps(recording, layers, numerics):

@@ -5,7 +5,7 @@ import unittest
 import torch
 from torch.autograd import gradcheck
 
-from reference import attention, compressor, mhc, numerics
+from reference import attention, compressor, mhc, moe, numerics
 from reference.checkpoint import load_model
 from reference.recording import Recording
 from tests.reference import golden
@@ -90,6 +90,21 @@ class FiniteDifferences(unittest.TestCase):
                 return attend(q, window_rows, rows, selected, sink, 4, numerics.EXACT)
 
             self.assertTrue(gradcheck(run, (random(1, 6, 2, 4), random(1, 6, 4), random(1, 3, 4), random(2))))
+
+    def test_experts_in_both_forms(self):
+        class Sizes:
+            n_routed_experts, hidden_size, moe_intermediate_size, swiglu_limit = 4, 5, 3, 10.0
+
+        experts = torch.tensor([[0, 2], [2, 3], [0, 2], [0, 1], [1, 2]])
+        for form in ("grouped", "dense"):
+
+            def run(x, weights, w1, w2, w3):
+                module = moe.Experts(Sizes)
+                del module.w1, module.w2, module.w3
+                module.w1, module.w2, module.w3 = w1, w2, w3
+                return getattr(module, form)(x, experts, weights, numerics.EXACT)
+
+            self.assertTrue(gradcheck(run, (random(5, 5), random(5, 2), random(4, 3, 5), random(4, 5, 3), random(4, 3, 5))))
 
     def test_compressor_pooling(self):
         self.assertTrue(gradcheck(compressor.pool, (random(2, 3, 2, 4), random(2, 3, 2, 4))))

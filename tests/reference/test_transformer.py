@@ -103,6 +103,24 @@ class ReleasedTopology(unittest.TestCase):
         self.assertEqual(recording[39, "selected"][0, -1].sum().item(), 16)
 
 
+class OddSizes(unittest.TestCase):
+    def test_two_streams_groups_of_three_and_engram_in_layer_zero_keep_causality(self):
+        config = released_lists(
+            num_hidden_layers=4, compress_ratios=(0, 3, 3, 1), kv_source_layer_ids=(1, 3), index_source_layer_ids=(1, 3),
+            candidate_source_layer_id=3, hc_mult=2, sliding_window=5, index_topk=3, engram_layer_ids=(0,),
+            engram_num_embeddings=(630,), engram_n_heads=2, engram_head_dim=32, engram_vocab_size=97,
+            engram_compressed_vocab_size=64,
+        )  # fmt: skip
+        model = Transformer(config, [i % 64 for i in range(512)]).double()
+        initialize(model, torch.Generator().manual_seed(4), "fixture")
+        ids = random_ids(2, 25)
+        with torch.no_grad():
+            whole = model(ids, numerics.EXACT)
+            for length in (1, 2, 3, 5, 6, 24):
+                part = model(ids[:, :length], numerics.EXACT, options=ForwardOptions(attention="gather"))
+                self.assertLess((part - whole[:, :length]).abs().max(), 1e-11)
+
+
 class Selection(unittest.TestCase):
     def record(self, ids):
         model = load_model(golden.directory("tiny_full"), torch.float64)
