@@ -2,8 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
-#include <vector>
 
 #include "backends/cpu/cpu_stream.h"
 #include "backends/cpu/linear.h"
@@ -30,22 +30,22 @@ constexpr std::array<KernelSet, 4> kKernelSets = {{
 }};
 
 template <size_t kSet>
-ops::OpTable make_op_table() {
-  ops::OpTable table;
+void fill_linear(ops::OpTable& table) {
   table.pack_weight = [](Stream& stream, const ops::WeightSource& source) {
     return kKernelSets[kSet].linear().pack(cpu::cpu_stream(stream).pool(), source);
   };
   table.linear = [](Stream& stream, std::span<const ops::LinearTask> tasks) {
     kKernelSets[kSet].linear().run(cpu::cpu_stream(stream).pool(), tasks);
   };
-  kKernelSets[kSet].fill_vector_ops(table);
-  return table;
 }
 
-const ops::OpTable& op_table(size_t set) {
-  static const std::array<ops::OpTable, 4> tables = {make_op_table<0>(), make_op_table<1>(), make_op_table<2>(),
-                                                     make_op_table<3>()};
-  return tables[set];
+// Builds one table only: even filling in another set's could run instructions that this processor lacks.
+ops::OpTable make_op_table(size_t set) {
+  constexpr void (*kFillLinear[])(ops::OpTable&) = {fill_linear<0>, fill_linear<1>, fill_linear<2>, fill_linear<3>};
+  ops::OpTable table;
+  kFillLinear[set](table);
+  kKernelSets[set].fill_vector_ops(table);
+  return table;
 }
 
 int usable_processors() {
@@ -56,17 +56,18 @@ int usable_processors() {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice(size_t set, int num_threads) : set_(set), pool_(num_threads) {}
+  CpuDevice(size_t set, int num_threads) : set_(set), table_(make_op_table(set)), pool_(num_threads) {}
 
   std::string description() const override {
     return fmt::format("cpu, {} thread{}, {} kernels", pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
                        kernel_set());
   }
   std::string kernel_set() const override { return kKernelSets[set_].linear().name; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(&op_table(set_), &pool_); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(&table_, &pool_); }
 
  private:
   size_t set_;
+  ops::OpTable table_;
   ThreadPool pool_;
 };
 

@@ -1,0 +1,263 @@
+// The forward pass against recorded logits: three small checkpoints in the released format, with logits in exact
+// arithmetic and with the vendor's roundings. And the promise: how tokens are cut into steps changes no bit.
+#include <cmath>
+#include <fstream>
+#include <random>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "backends/cpu/cpu_device.h"
+#include "checkpoint/token_map.h"
+#include "model/transformer.h"
+
+namespace deepinfer {
+namespace {
+
+using Row = std::vector<float>;
+
+struct GoldenPrompt {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> greedy;
+  std::vector<std::vector<double>> exact;     // after the prompt, then after each greedy token
+  std::vector<std::vector<double>> official;
+  std::vector<int32_t> all() const {
+    std::vector<int32_t> tokens = prompt;
+    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
+    return tokens;
+  }
+};
+
+std::string folder_of(const std::string& name) { return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name; }
+
+std::vector<GoldenPrompt> read_golden(const std::string& name) {
+  std::ifstream file(folder_of(name) + "/golden.json");
+  std::vector<GoldenPrompt> prompts;
+  for (const auto& record : nlohmann::json::parse(file)) {
+    prompts.push_back({record["prompt"], record["greedy_f64"], record["logits_f64"], record["logits_official"]});
+  }
+  return prompts;
+}
+
+class GoldenModel {
+ public:
+  GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2) {
+    auto made = make_cpu_device({.num_threads = threads, .kernels = kernels});
+    device_ = std::move(made).value();
+    Checkpoint checkpoint = Checkpoint::open(folder_of(name)).value();
+    ModelConfig config = ModelConfig::from_file(folder_of(name) + "/config.json").value();
+    std::vector<int32_t> map;
+    if (config.engram.enabled()) {
+      map = read_token_map(folder_of(name), config.vocab_size, config.engram.compressed_vocab_size).value();
+    }
+    auto loaded = Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    model_ = std::move(loaded).value();
+  }
+  Model& operator*() { return *model_; }
+  Model* operator->() { return model_.get(); }
+
+ private:
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Model> model_;
+};
+
+// Logits after every token, the tokens cut into steps of the given sizes (the last size repeats).
+std::vector<Row> run(Model& model, const std::vector<int32_t>& tokens, const std::vector<int>& sizes) {
+  SequenceState state = model.make_sequence();
+  std::vector<Row> rows;
+  std::vector<float> logits;
+  const int64_t vocab = model.config().vocab_size;
+  for (size_t begin = 0, i = 0; begin < tokens.size(); ++i) {
+    const size_t count = std::min<size_t>(sizes[std::min(i, sizes.size() - 1)], tokens.size() - begin);
+    const SequenceStep step{&state, std::span(tokens).subspan(begin, count), LogitRows::kAll};
+    EXPECT_TRUE(model.forward({&step, 1}, logits).ok());
+    for (size_t r = 0; r < count; ++r) rows.emplace_back(logits.begin() + r * vocab, logits.begin() + (r + 1) * vocab);
+    begin += count;
+  }
+  EXPECT_EQ(state.length(), static_cast<int64_t>(tokens.size()));
+  return rows;
+}
+
+// Largest difference over the largest golden value.
+double relative_error(const Row& row, const std::vector<double>& golden) {
+  double error = 0, scale = 0;
+  for (size_t i = 0; i < golden.size(); ++i) {
+    error = std::max(error, std::fabs(row[i] - golden[i]));
+    scale = std::max(scale, std::fabs(golden[i]));
+  }
+  return error / scale;
+}
+
+struct Errors {
+  std::vector<double> all;
+  double largest() const { return *std::max_element(all.begin(), all.end()); }
+  double median() {
+    std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
+    return all[all.size() / 2];
+  }
+};
+
+// Where the golden's best two logits are further apart than `share` of its largest, the argmax must agree.
+void expect_same_argmax(const Row& row, const std::vector<double>& golden, double share) {
+  std::vector<size_t> order(golden.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::partial_sort(order.begin(), order.begin() + 2, order.end(), [&](size_t a, size_t b) { return golden[a] > golden[b]; });
+  double scale = 0;
+  for (const double value : golden) scale = std::max(scale, std::fabs(value));
+  if (golden[order[0]] - golden[order[1]] <= share * scale) return;
+  EXPECT_EQ(static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin()), order[0]);
+}
+
+class Golden : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("tiny_full", "tiny_noengram", "tiny_smooth"),
+                         [](const auto& named) { return std::string(named.param); });
+
+TEST_P(Golden, ExactNumericsGiveTheExactLogits) {
+  GoldenModel model(GetParam(), Numerics::kExact);
+  Errors errors;
+  for (const GoldenPrompt& golden : read_golden(GetParam())) {
+    const std::vector<Row> rows = run(*model, golden.all(), {1000});
+    for (size_t i = 0; i < golden.exact.size(); ++i) {
+      const Row& row = rows[golden.prompt.size() - 1 + i];
+      errors.all.push_back(relative_error(row, golden.exact[i]));
+      EXPECT_LE(errors.all.back(), 1e-4) << "prompt of " << golden.prompt.size() << ", row " << i;
+    }
+  }
+  std::printf("%s exact: largest %.2e, median %.2e\n", GetParam(), errors.largest(), errors.median());
+}
+
+TEST_P(Golden, OfficialNumericsGiveTheVendorsLogitsWithinRounding) {
+  // tiny_smooth makes no discrete choice; in the others a rounding can flip one.
+  const bool smooth = std::string(GetParam()) == "tiny_smooth";
+  GoldenModel model(GetParam(), Numerics::kOfficial);
+  Errors errors;
+  for (const GoldenPrompt& golden : read_golden(GetParam())) {
+    const std::vector<Row> rows = run(*model, golden.all(), {1000});
+    for (size_t i = 0; i < golden.official.size(); ++i) {
+      const Row& row = rows[golden.prompt.size() - 1 + i];
+      errors.all.push_back(relative_error(row, golden.official[i]));
+      EXPECT_LE(errors.all.back(), smooth ? 0.015 : 0.06) << "prompt of " << golden.prompt.size() << ", row " << i;
+      expect_same_argmax(row, golden.official[i], 0.06);
+    }
+  }
+  std::printf("%s official: largest %.2e, median %.2e\n", GetParam(), errors.largest(), errors.median());
+  EXPECT_LE(errors.median(), smooth ? 0.005 : 0.015);
+}
+
+TEST_P(Golden, NoCutIntoStepsChangesABit) {
+  for (const Numerics numerics : {Numerics::kOfficial, Numerics::kBf16Activations, Numerics::kExact}) {
+    GoldenModel model(GetParam(), numerics);
+    for (const GoldenPrompt& golden : read_golden(GetParam())) {
+      const std::vector<int32_t> tokens = golden.all();
+      const std::vector<Row> whole = run(*model, tokens, {1000});
+      const int prompt = static_cast<int>(golden.prompt.size());
+      for (const std::vector<int>& sizes :
+           std::vector<std::vector<int>>{{1}, {2}, {3}, {7, 1, 1, 20}, {5, 8}, {prompt, 1}, {prompt, 3}, {1, 1000}}) {
+        ASSERT_EQ(run(*model, tokens, sizes), whole) << "prompt of " << prompt << ", first step " << sizes[0];
+      }
+    }
+  }
+}
+
+// All prompts at once, each advancing by a random number of tokens a step, some pausing: the same bits as alone.
+TEST_P(Golden, NoBatchMateChangesABit) {
+  GoldenModel model(GetParam(), Numerics::kOfficial);
+  const std::vector<GoldenPrompt> prompts = read_golden(GetParam());
+  std::mt19937 random(7);
+  const int64_t vocab = model->config().vocab_size;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<SequenceState> states;
+    std::vector<std::vector<int32_t>> tokens;
+    std::vector<std::vector<Row>> rows(prompts.size());
+    for (const GoldenPrompt& prompt : prompts) {
+      states.push_back(model->make_sequence());
+      tokens.push_back(prompt.all());
+    }
+    while (true) {
+      std::vector<SequenceStep> steps;
+      std::vector<size_t> who;
+      bool unfinished = false;
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        const size_t left = tokens[i].size() - states[i].length();
+        unfinished |= left > 0;
+        const size_t count = std::min<size_t>(left, random() % 6);
+        if (count == 0) continue;
+        steps.push_back({&states[i], std::span(tokens[i]).subspan(states[i].length(), count), LogitRows::kAll});
+        who.push_back(i);
+      }
+      if (!unfinished) break;
+      std::vector<float> logits;
+      ASSERT_TRUE(model->forward(steps, logits).ok());
+      const float* row = logits.data();
+      for (size_t s = 0; s < steps.size(); ++s) {
+        for (size_t t = 0; t < steps[s].tokens.size(); ++t, row += vocab) rows[who[s]].emplace_back(row, row + vocab);
+      }
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) ASSERT_EQ(rows[i], run(*model, tokens[i], {1000})) << "prompt " << i;
+  }
+}
+
+TEST_P(Golden, AfterRollingBackTheSameTokensGiveTheSameBits) {
+  GoldenModel model(GetParam(), Numerics::kOfficial);
+  std::mt19937 random(3);
+  for (const GoldenPrompt& golden : read_golden(GetParam())) {
+    const std::vector<int32_t> tokens = golden.all();
+    const std::vector<Row> whole = run(*model, tokens, {1000});
+    SequenceState state = model->make_sequence(/*max_rollback=*/4);
+    int64_t longest = 0;
+    std::vector<float> logits;
+    while (state.length() < static_cast<int64_t>(tokens.size())) {
+      // Some wrong tokens first, rolled back again, as a rejected draft would be.
+      const int64_t room = 4 - (longest - state.length());
+      const int64_t wrong = std::min<int64_t>(room, random() % 5);
+      if (wrong > 0) {
+        std::vector<int32_t> draft(wrong);
+        for (int32_t& token : draft) token = static_cast<int32_t>(random() % model->config().vocab_size);
+        const SequenceStep step{&state, draft, LogitRows::kNone};
+        ASSERT_TRUE(model->forward({&step, 1}, logits).ok());
+        longest = std::max(longest, state.length());
+        ASSERT_TRUE(state.roll_back(wrong).ok());
+      }
+      const int64_t count = std::min<int64_t>(1 + random() % 3, tokens.size() - state.length());
+      const int64_t begin = state.length();
+      const SequenceStep step{&state, std::span(tokens).subspan(begin, count), LogitRows::kLast};
+      ASSERT_TRUE(model->forward({&step, 1}, logits).ok());
+      longest = std::max(longest, state.length());
+      ASSERT_EQ(logits, whole[begin + count - 1]) << "token " << begin + count - 1;
+    }
+  }
+}
+
+TEST_P(Golden, EveryKernelSetThatPromisesTheSameBitsGivesThem) {
+  const GoldenPrompt golden = read_golden(GetParam()).back();
+  for (const Numerics numerics : {Numerics::kOfficial, Numerics::kExact}) {
+    GoldenModel reference(GetParam(), numerics, "reference", 1);
+    const std::vector<Row> expected = run(*reference, golden.all(), {11});
+    for (const char* kernels : {"avx2", "avx512"}) {
+      if (!make_cpu_device({.kernels = kernels}).ok()) continue;  // this processor lacks the instructions
+      for (const int threads : {1, 3}) {
+        GoldenModel model(GetParam(), numerics, kernels, threads);
+        EXPECT_EQ(run(*model, golden.all(), {11}), expected) << kernels << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(SequenceState, RefusesToRollBackFurtherThanItKeptRows) {
+  GoldenModel model("tiny_full", Numerics::kOfficial);
+  SequenceState state = model->make_sequence(/*max_rollback=*/2);
+  const std::vector<int32_t> tokens(20, 5);
+  std::vector<float> logits;
+  const SequenceStep step{&state, tokens, LogitRows::kLast};
+  ASSERT_TRUE(model->forward({&step, 1}, logits).ok());
+  EXPECT_FALSE(state.roll_back(3).ok());
+  EXPECT_FALSE(state.roll_back(-1).ok());
+  EXPECT_TRUE(state.roll_back(1).ok());
+  EXPECT_FALSE(state.roll_back(2).ok()) << "two together are three";
+  EXPECT_TRUE(state.roll_back(1).ok());
+  EXPECT_EQ(state.length(), 18);
+}
+
+}  // namespace
+}  // namespace deepinfer
