@@ -1,4 +1,4 @@
-"""Packed token files: CATEGORY.xz holds the documents of one category, xz-compressed.
+"""Packed token files: GROUP.xz holds the documents of one group, xz-compressed.
 
 Layout before compression, little-endian: a JSON line {"documents", "tokens", "spans"}, then uint32 token counts per
 document, uint16 span counts per document, uint16 span lengths, uint16 token ids. Spans longer than 65535 are refused.
@@ -14,7 +14,7 @@ import os
 import numpy as np
 
 from .corpus import CATEGORIES
-from .documents import Document, documents, load_encoder
+from .documents import GROUPS, Document, documents, load_encoder
 
 
 def _filters():
@@ -64,17 +64,19 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     encode = load_encoder(arguments.tokenizer)
-    rng = np.random.default_rng(arguments.seed)
     for category in CATEGORIES:
+        wanted = [g for g, c in GROUPS.items() if c == category]
+        names = ["part%d" % i for i in range(arguments.parts)] + ["heldout"]
+        paths = {(n, g): os.path.join(arguments.out, n, g + ".xz") for n in names for g in wanted}
+        if all(map(os.path.exists, paths.values())):
+            print("%s: there already" % category, flush=True)
+            continue
         held_out = list(documents(arguments.corpus, category, encode, held_out=True, seed=arguments.seed))
         docs = list(documents(arguments.corpus, category, encode, seed=arguments.seed))
-        order = rng.permutation(len(docs))
-        shares = {"part%d" % i: [docs[j] for j in order[i :: arguments.parts]] for i in range(arguments.parts)}
-        for name, share in {**shares, "heldout": held_out}.items():
-            path = os.path.join(arguments.out, name, category + ".xz")
-            if os.path.exists(path):
-                print("%s is there already" % path, flush=True)
-                continue
+        order = np.random.default_rng(arguments.seed).permutation(len(docs))
+        for (name, group), path in paths.items():
+            share = held_out if name == "heldout" else [docs[j] for j in order[int(name[4:]) :: arguments.parts]]
+            share = [d for g, d in share if g == group]
             tokens = write(path, share)
             size = os.path.getsize(path) / 1e6
             print("%s: %d documents, %.2f M tokens, %.2f MB" % (path, len(share), tokens / 1e6, size), flush=True)

@@ -19,6 +19,25 @@ _TOOL_HINT = re.compile(r"(To use a tool|Call a tool)\b.*$")
 THINKING_SHARE = {"reasoned": 0.6, "other": 0.2}
 SNIPS_TOOLS_SHARE = 0.4  # their long tool lists would outweigh the one short turn they teach
 
+# Groups are what training mixes by weight; a category of the corpus is the sum of its groups.
+GROUPS = {
+    "stories": "stories",
+    "storybooks": "stories",
+    "prose": "prose",
+    "dialogue": "dialogue",
+    "tools": "dialogue",
+    "code-json": "code-json",
+}
+
+
+def group_of(record, category):
+    """Old books are set apart from simple stories, and conversations with tool lists from the short ones."""
+    if category == "stories" and record["source"].startswith("Project Gutenberg"):
+        return "storybooks"
+    if category == "dialogue" and any('{"name": ' in m["content"] for m in record["messages"]):
+        return "tools"
+    return category
+
 
 @dataclass
 class Document:
@@ -138,11 +157,12 @@ def load_encoder(path):
 
 
 def documents(directory, category, encode, held_out=False, seed=1):
-    """Documents of one category in corpus order."""
+    """(group, Document) of one category in corpus order."""
     for record in records(directory, category, held_out):
+        group = group_of(record, category)
         if "text" in record:
-            yield _from_text(record["text"], encode)
+            yield group, _from_text(record["text"], encode)
         else:
             parts = conversation_segments(record, seed)
             if parts is not None:
-                yield _from_segments(parts, encode)
+                yield group, _from_segments(parts, encode)
