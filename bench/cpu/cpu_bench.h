@@ -1,0 +1,19 @@
+// The CPU benchmark: the machine's ceilings, then the kernels against them, in one run and on random data only.
+#pragma once
+
+#include <string>
+
+namespace deepinfer::bench {
+
+struct CpuBenchOptions {
+  int num_threads = 0;        // 0: as many as the process may use; a single thread is always measured too
+  std::string kernels = "all";  // or one set by name
+  double gigabytes = 1.0;     // of packed weights to rotate over, so that no cache holds them
+  double seconds = 0.4;       // for each row of the tables
+  std::string json_path;      // empty: no file
+};
+
+// Prints a table to stdout. Returns the exit status: 1 if a result was wrong, 2 if the options are.
+int run_cpu_bench(const CpuBenchOptions& options);
+
+}  // namespace deepinfer::bench

@@ -1,0 +1,15 @@
+#include <CLI/CLI.hpp>
+
+#include "cpu/cpu_bench.h"
+
+int main(int argc, char** argv) {
+  deepinfer::bench::CpuBenchOptions options;
+  CLI::App app("Measures this machine's ceilings and the CPU kernels against them.");
+  app.add_option("--threads", options.num_threads, "Threads; 0: all of this machine");
+  app.add_option("--kernels", options.kernels, "avx2, avx512, avx512_bf16 or all");
+  app.add_option("--gigabytes", options.gigabytes, "Packed weights to rotate over")->check(CLI::Range(0.05, 100.0));
+  app.add_option("--seconds", options.seconds, "Time for each row of the tables")->check(CLI::Range(0.01, 60.0));
+  app.add_option("--json", options.json_path, "Also write the results to this file");
+  CLI11_PARSE(app, argc, argv);
+  return deepinfer::bench::run_cpu_bench(options);
+}

@@ -1,0 +1,34 @@
+// Random weights in the checkpoint's form, and sets of packed ones that are too large for any cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "backends/cpu/linear.h"
+
+namespace deepinfer::bench {
+
+// A random matrix: every code but NaN, scales from 2^-8 to 2^7; BF16 and F32 of about those magnitudes.
+class RandomMatrix {
+ public:
+  RandomMatrix(ThreadPool& pool, ops::WeightFormat format, int64_t rows, int64_t cols, uint64_t seed);
+
+  ops::WeightSource source() const;
+  // 32 rows from `first_row`, a multiple of 32.
+  ops::WeightSource slice(int64_t first_row) const;
+
+ private:
+  ops::WeightFormat format_;
+  int64_t rows_;
+  int64_t cols_;
+  std::vector<std::byte> data_;
+  std::vector<std::byte> scales_;
+};
+
+// The magnitudes of a slice, row-major, scales applied.
+std::vector<float> magnitudes(const ops::WeightSource& slice);
+
+std::vector<float> random_bf16_values(int64_t count, uint64_t seed);
+
+}  // namespace deepinfer::bench
