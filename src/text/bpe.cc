@@ -21,7 +21,8 @@ int32_t result_of(uint64_t merge) { return static_cast<int32_t>(merge & UINT32_M
 
 uint64_t pack(uint32_t high, uint32_t low) { return static_cast<uint64_t>(high) << 32 | low; }
 
-size_t table_size_for(size_t num_entries) { return std::bit_ceil(2 * num_entries + 1); }
+// Never full, and at least two, as slot_of needs.
+size_t table_size_for(size_t num_entries) { return std::bit_ceil(2 * num_entries + 2); }
 
 // The upper bits of a product depend on all bits of the key.
 size_t slot_of(uint64_t key, size_t table_size) {

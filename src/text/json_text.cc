@@ -6,11 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "text/utf8.h"
+
 namespace deepinfer {
 namespace {
 
 constexpr size_t kMaxDepth = 200;
-constexpr size_t kMaxIntegerDigits = 4300;  // Python's own limit
+constexpr size_t kMaxErrorBytes = 200;  // messages quote what was read, which may be megabytes
 
 // Builds values from the parser's events. nlohmann's own builder looks a key up by walking the object, which a hostile
 // object of many keys makes quadratic, and turns integers beyond 64 bits into rounded floating-point numbers.
@@ -25,9 +27,6 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool number_unsigned(number_unsigned_t value) override { return add(value); }
   bool number_float(number_float_t value, const string_t& spelling) override {
     if (spelling.find_first_of(".eE") != std::string::npos) return add(value);
-    if (spelling.size() > kMaxIntegerDigits) {
-      return fail(fmt::format("an integer of {} digits; at most {} are allowed", spelling.size(), kMaxIntegerDigits));
-    }
     return add(Json::binary({spelling.begin(), spelling.end()}));
   }
   bool string(string_t& value) override { return add(std::move(value)); }
@@ -41,7 +40,8 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t) override { return open(Json::array()); }
   bool end_array() override { return close(); }
   bool parse_error(std::size_t position, const std::string&, const Json::exception& error) override {
-    return fail(fmt::format("at byte {}: {}", position, error.what()));
+    const std::string_view what = std::string_view(error.what()).substr(0, kMaxErrorBytes);
+    return fail(fmt::format("at byte {}: {}", position, replace_invalid_utf8(what)));
   }
 
  private:
