@@ -1,0 +1,77 @@
+// What the commands of `deepinfer` share: options, loading with a progress bar, reading text, interrupts, exit codes.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "backends/cpu/cpu_device.h"
+#include "base/status.h"
+#include "runtime/loaded_model.h"
+#include "sampling/sampler.h"
+
+namespace deepinfer::app {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitBadInput = 2;
+inline constexpr int kExitInterrupted = 130;
+
+// A command adds itself to the program and returns what to run when it was chosen.
+using Command = std::function<int()>;
+
+// Prints "deepinfer: message" to stderr and returns kExitBadInput.
+int fail(const Status& status);
+
+struct ModelFlags {
+  std::string model;
+  std::string numerics = "official";
+  CpuOptions cpu;
+  int64_t engram_cache_rows = int64_t{1} << 16;
+};
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+
+// A loaded model with the device it lives on.
+struct RunningModel {
+  std::unique_ptr<Device> device;
+  LoadedModel loaded;
+
+  Model& model() { return *loaded.model; }
+};
+// Shows a progress bar on stderr when that is a terminal and loading takes a while.
+Result<RunningModel> open_model(const ModelFlags& flags);
+// The tokenizer, or a message that the folder lacks one.
+Result<const Tokenizer*> tokenizer_of(const RunningModel& running);
+
+struct SamplingFlags {
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int64_t> top_k;
+  double min_p = 0;
+  std::optional<uint64_t> seed;  // absent: a random one
+};
+void add_sampling_flags(CLI::App& command, SamplingFlags& flags);
+// The flags, else what the checkpoint suggests, else temperature 1 without filters.
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested);
+
+// The text of a file; "-" is standard input.
+Result<std::string> read_text(const std::string& path);
+
+// Ctrl-C sets this flag; a second Ctrl-C before it is cleared ends the program.
+std::atomic<bool>& interrupted();
+void catch_interrupts();
+
+// "prompt 12 tokens, 345.6 tokens/s · 64 tokens, 78.9 tokens/s"
+std::string speed_line(int64_t prompt_tokens, double prompt_seconds, int64_t tokens, double decode_seconds);
+
+Command add_generate(CLI::App& program);
+Command add_chat(CLI::App& program);
+Command add_tokenize(CLI::App& program);
+Command add_score(CLI::App& program);
+Command add_logits(CLI::App& program);
+Command add_inspect(CLI::App& program);
+Command add_bench(CLI::App& program);
+
+}  // namespace deepinfer::app
