@@ -6,6 +6,7 @@ window rows k with k >= bound[query] and query - k < window, and the compressed 
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from .fast_quant import straight_through
 
@@ -89,7 +90,10 @@ class AttentionPaths:
         arguments = (q, keys, bound, selected, sink, self.window)
         if not torch.is_grad_enabled():
             return plain_attention(*arguments)
-        return torch.utils.checkpoint.checkpoint(plain_attention, *arguments, use_reentrant=False)
+        return checkpoint(plain_attention, *arguments, use_reentrant=False)
+
+    def disable(self):
+        self._flex = None
 
     def _run_flex(self, q, keys, bound, selected, sink):
         length, rows = q.shape[1], keys.shape[1] - q.shape[1]
@@ -98,17 +102,37 @@ class AttentionPaths:
         return self._flex(q, keys, bound, selected, sink, self._blocks[length, rows], self.window)
 
     def _check(self, q, keys, bound, selected, sink):
+        """Compares output and gradients on the first two sequences; runs the kernel at its full shape."""
         try:
-            with torch.no_grad():
-                fast = self._run_flex(q, keys, bound, selected, sink)[:2].float()
-                none = torch.zeros(*q.shape[:2], 0, dtype=torch.bool, device=q.device)
-                chosen = none if selected is None else selected
-                slow = plain_attention(q[:2], keys[:2], bound[:2], chosen[:2], sink, self.window).float()
-            error = ((fast - slow).norm() / slow.norm()).item()
-            self.log("attention kernel, %s queries, %d rows: relative error %.1e" % (tuple(q.shape), keys.shape[1], error))
-            if error < 0.02:
+            none = torch.zeros(*q.shape[:2], 0, dtype=torch.bool, device=q.device)
+            chosen = none if selected is None else selected
+
+            def slow(q, keys, sink):
+                return plain_attention(q, keys, bound[:2], chosen[:2], sink, self.window)
+
+            def fast(q, keys, sink):
+                return self._run_flex(q, keys, bound, selected, sink)
+
+            whole = _with_gradients(fast, q, keys, sink)
+            few = _with_gradients(slow, q[:2], keys[:2], sink)
+            errors = [((w[:2] - f).norm() / f.norm()).item() for w, f in zip(whole[:3], few[:3])]
+            self.log(
+                "attention kernel, %s queries, %d rows: relative errors of output %.1e, dq %.1e, dk %.1e"
+                % (tuple(q.shape), keys.shape[1], *errors)
+            )
+            if max(errors) < 0.03:
                 return
         except Exception as problem:
             self.log("attention kernel failed: %s" % (str(problem).splitlines() or [repr(problem)])[0])
         self.log("attention falls back to plain PyTorch")
         self._flex = None
+
+
+def _with_gradients(attend, q, keys, sink):
+    """Output and the gradients of its weighted sum, the weights the same for every call on the same sequences."""
+    inputs = [t.detach().clone().requires_grad_() for t in (q, keys, sink)]
+    with torch.enable_grad():
+        out = attend(*inputs)
+        ramp = torch.arange(out[0].numel(), device=out.device).view(out[0].shape)
+        gradients = torch.autograd.grad((out.float() * torch.sin(ramp.float())).sum(), inputs)
+    return [t.detach().float() for t in (out, *gradients)]

@@ -52,10 +52,14 @@ def mix_in(x, a, fn, scale, base, norm):
     return collapse_norm(x, a, norm), next_a, c, b
 
 
-def collapse_norm(x, a, norm):
+def collapse(x, a):
     s = a.unsqueeze(-1)
     u = s[:, 0] * x[:, 0].float() + s[:, 1] * x[:, 1].float() + s[:, 2] * x[:, 2].float() + s[:, 3] * x[:, 3].float()
-    return rms_norm(u.to(torch.bfloat16), norm)
+    return u.to(torch.bfloat16)
+
+
+def collapse_norm(x, a, norm):
+    return rms_norm(collapse(x, a), norm)
 
 
 def queries_and_window(u, wq_a, q_norm, wq_b, wkv, kv_norm, cos, sin, heads):
@@ -155,3 +159,47 @@ def head_loss(x, a, norm, head, labels, weights):
     """(sum of weighted losses, all losses [T]) in nats."""
     losses = F.cross_entropy(head_logits(x, a, norm, head), labels, reduction="none")
     return (losses * weights).sum(), losses.detach()
+
+
+# --- drafter -------------------------------------------------------------------------------------------------------
+
+
+def draft_feature(taps, main_proj, main_norm):
+    return rms_norm(linear(act8(taps), main_proj), main_norm)
+
+
+def draft_context(feature, wkv, kv_norm, cos, sin):
+    """Cached rows of one stage, from features of committed tokens."""
+    return act8(rotate(rms_norm(linear(act8(feature), wkv), kv_norm), cos, sin))
+
+
+def draft_attention(q, keys, allowed, sink):
+    """q [blocks, rows, H, d] over keys [blocks, K, d] shared by all rows; allowed bool [blocks, K]."""
+    b, rows, heads, d = q.shape
+    scores = batched(q.flatten(1, 2), keys.transpose(1, 2)).float() * d**-0.5
+    scores = scores.masked_fill(~allowed.unsqueeze(1), float("-inf")).unflatten(1, (rows, heads))
+    largest = scores.detach().amax(dim=-1, keepdim=True)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(dim=-1, keepdim=True) + torch.exp(sink.view(1, 1, -1, 1) - largest)
+    out = batched(weights.to(q.dtype).flatten(1, 2), keys).unflatten(1, (rows, heads))
+    return (out.float() / total).to(q.dtype)
+
+
+def draft_losses(h, previous, norm, head, markov_head, proj, final, labels, weights):
+    """Sums over rows [R] of the losses, and statistics without gradient.
+
+    h: collapsed streams; previous: Markov embeddings of the tokens before; final: the target's normalised output at the
+    same predictions. Returns (cross-entropy, |q - p|, confidence), overlap [R], greedy match [R], logit z [R].
+    """
+    logits = exact_linear(rms_norm(h, norm), head) + exact_linear(previous, markov_head)
+    logs = torch.log_softmax(logits, dim=-1)
+    cross = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    with torch.no_grad():
+        target_logits = exact_linear(final, head)
+        p = torch.softmax(target_logits, dim=-1)
+        match = (logits.argmax(dim=-1) == target_logits.argmax(dim=-1)).float()
+    distance = (logs.exp() - p).abs().sum(dim=-1)
+    z = exact_linear(torch.cat((h, previous), dim=-1).detach(), proj).squeeze(-1)
+    confidence = F.binary_cross_entropy_with_logits(z, match, reduction="none")
+    sums = torch.stack([(part * weights).sum() for part in (cross, distance, confidence)])
+    return sums, 1 - 0.5 * distance.detach(), match, z.detach()

@@ -49,12 +49,16 @@ class Compiled:
     def __init__(self, enabled, log=print):
         self.enabled, self.log, self._functions = enabled, log, {}
 
+    # Small or rare: compiling them takes longer than it saves.
+    EAGER = ("compress_pairs", "compress_each", "index_keys", "collapse", "head_logits")
+
     def compile(self, function):
         return torch.compile(function, dynamic=False) if self.enabled else function
 
     def __getattr__(self, name):
         if name not in self._functions:
-            self._functions[name] = self._guarded(name, getattr(blocks, name))
+            plain = getattr(blocks, name)
+            self._functions[name] = plain if name in self.EAGER else self._guarded(name, plain)
         return self._functions[name]
 
     def _guarded(self, name, plain):
@@ -296,10 +300,10 @@ class IndexTrainer:
 
     def begin(self, qr, u, query_weights, table, keys, visible):
         arguments = [self._gather(t) for t in (qr, u)] + list(query_weights) + [self._gather(t) for t in table]
-        q, w = self.model.f.index_queries(*arguments)
+        q, w = blocks.index_queries(*arguments)
         q, w = q.unflatten(0, (self.b, -1)), w.unflatten(0, (self.b, -1))
         index = self.sample.unsqueeze(-1).expand(-1, -1, visible.shape[-1])
-        self.groups.append([self.model.f.index_scores(q, w, keys), visible.gather(1, index), 0.0])
+        self.groups.append([blocks.index_scores(q, w, keys), visible.gather(1, index), 0.0])
 
     @torch.no_grad()
     def observe(self, q, keys, bound, sink):

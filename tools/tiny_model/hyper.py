@@ -13,12 +13,19 @@ STEPS = 20
 EPS = 1e-6
 
 _use_triton = True
+_use_wide_output = True
 
 
 def use_triton(enabled):
     """Turns the kernels off, for machines where they fail to build."""
     global _use_triton
     _use_triton = enabled
+
+
+def use_wide_output(enabled):
+    """Turns bf16 products with float32 results off, for libraries without them."""
+    global _use_wide_output
+    _use_wide_output = enabled
 
 
 def _kernels():
@@ -120,7 +127,7 @@ def on_wide_grid(w):
 @torch.library.custom_op("tiny_model::wide_product", mutates_args=())
 def wide_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     parts = two_parts(w)
-    if x.is_cuda:
+    if x.is_cuda and _use_wide_output:
         both = torch.mm(x, parts.flatten(0, 1).t(), out_dtype=torch.float32)
         return both[:, : w.shape[0]] + both[:, w.shape[0] :]
     return x.float() @ parts.float().sum(dim=0).t()
@@ -130,7 +137,7 @@ def wide_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def _wide_product_backward(
     grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.is_cuda:
+    if x.is_cuda and _use_wide_output:
         g = grad.to(torch.bfloat16)
         return torch.mm(g, w.to(torch.bfloat16)), torch.mm(g.t(), x, out_dtype=torch.float32)
     return (grad @ w).to(x.dtype), grad.t() @ x.float()

@@ -8,9 +8,11 @@ from .batches import held_out_batches, to_batch
 from .documents import GROUPS
 
 
-@torch.no_grad()
 def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch, off=(), limit=None):
-    """{group or category: {"bits_per_byte", "bytes", "tokens"}}. All tokens count, prompts and control tokens too."""
+    """{group or category: {"bits_per_byte", "bytes", "tokens"}}. All tokens count, prompts and control tokens too.
+
+    Runs with gradients as training does, though none is used: what was compiled for training serves again.
+    """
     nats, sizes, tokens = {}, {}, {}
     device = bytes_of_token.device
     for group, documents in groups.items():

@@ -74,12 +74,9 @@ class Optimizer:
     @torch.no_grad()
     def step(self, scale):
         for group, momentum in zip(self.muon, self.momentum):
-            with_gradient = [p for p in group if p.grad is not None]
-            if len(with_gradient) != len(group):
-                if with_gradient:
-                    raise ValueError("some matrices of shape %s have no gradient" % (tuple(group[0].shape),))
+            if all(p.grad is None for p in group):
                 continue
-            gradient = torch.stack([p.grad for p in group])
+            gradient = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in group])
             momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
             direction = gradient.lerp_(momentum, MUON_MOMENTUM).flatten(0, -3)
             rows, columns = direction.shape[-2:]

@@ -8,6 +8,7 @@ import torch
 
 from reference.init import initialize
 
+from . import hyper
 from .config import SIZES, build_config
 from .export import build_models
 from .fast_model import Compiled
@@ -91,32 +92,46 @@ class Session:
             self.log.say("%s, compile %s" % (torch.cuda.get_device_name(), "on" if enabled else "off"))
 
     def _check_kernels(self):
-        """Compares the hand-written kernels with plain PyTorch once; on any doubt the plain ones run."""
-        from . import hyper
-
-        try:
-            raw = torch.randn(257, 16, device=self.device)
-            x = torch.randn(257, 4, 320, device=self.device, dtype=torch.bfloat16)
-            b, y, c = hyper.plain_sinkhorn(raw), x[:, 0].contiguous(), torch.rand(257, 4, device=self.device)
-            results = []
-            for enabled in (True, False):
-                hyper.use_triton(enabled)
-                inputs = [t.clone().requires_grad_() for t in (raw, x, y, c)]
-                mixed = hyper.spread(inputs[1], inputs[2], inputs[3], hyper.sinkhorn(inputs[0]))
-                gradients = torch.autograd.grad(mixed.float().square().sum(), inputs)
-                results.append([mixed.detach().float()] + [g.float() for g in gradients])
-            errors = [((f - p).norm() / p.norm()).item() for f, p in zip(*results)]
-            hyper.use_triton(max(errors) < 0.02)
-            self.log.say("stream kernels: largest relative error %.1e" % max(errors))
-        except Exception as problem:
-            hyper.use_triton(False)
-            self.log.say("stream kernels failed, plain PyTorch instead: %s" % (str(problem).splitlines() or [""])[0])
+        """Compares the hand-written operators with plain PyTorch once; on any doubt the plain ones run."""
+        for name, switch, build in (
+            ("stream kernels", hyper.use_triton, _streams_example),
+            ("wide products", hyper.use_wide_output, _product_example),
+        ):
+            try:
+                results = []
+                for enabled in (True, False):
+                    switch(enabled)
+                    function, inputs = build(self.device)
+                    inputs = [t.requires_grad_() for t in inputs]
+                    out = function(*inputs)
+                    gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+                    results.append([out.detach().float()] + [g.float() for g in gradients])
+                error = max(((f - p).norm() / p.norm()).item() for f, p in zip(*results))
+                switch(error < 0.02)
+                self.log.say("%s: largest relative error %.1e" % (name, error))
+            except Exception as problem:
+                switch(False)
+                self.log.say("%s failed, plain PyTorch instead: %s" % (name, (str(problem).splitlines() or [""])[0]))
 
     def write_report(self, **values):
         os.makedirs(self.arguments.out, exist_ok=True)
         with open(os.path.join(self.arguments.out, "report.json"), "w") as file:
             json.dump({**values, "log": self.log.records}, file, indent=1)
             file.write("\n")
+
+
+def _streams_example(device):
+    generator = torch.Generator(device).manual_seed(1)
+    raw = torch.randn(257, 16, device=device, generator=generator)
+    x = torch.randn(257, 4, 320, device=device, generator=generator).to(torch.bfloat16)
+    y, c = x.flip(0)[:, 0].contiguous(), torch.rand(257, 4, device=device, generator=generator)
+    return (lambda raw, x, y, c: hyper.spread(x, y, c, hyper.sinkhorn(raw))), [raw, x, y, c]
+
+
+def _product_example(device):
+    generator = torch.Generator(device).manual_seed(1)
+    x = torch.randn(512, 1280, device=device, generator=generator).to(torch.bfloat16)
+    return hyper.wide_product, [x, torch.randn(24, 1280, device=device, generator=generator) / 36]
 
 
 def start_parameters(target, drafter, seed):

@@ -34,12 +34,14 @@ def load_state(directory, *models):
 
 
 def settle(*models):
-    """Puts parameters whose training form is coarser than F32 onto that form's values."""
+    """Puts parameters whose training form is coarser than F32 onto that form's values; images get the text bias."""
     with torch.no_grad():
         for model in models:
             for name, parameter in model.named_parameters():
                 if name.endswith(("hc_attn_fn", "hc_ffn_fn")):
                     parameter.copy_(on_wide_grid(parameter))
+                if name.endswith("gate.bias_vl"):
+                    parameter.copy_(model.get_parameter(name[: -len("_vl")]))
 
 
 def save_state(directory, counters, *models):

@@ -60,25 +60,50 @@ class Trainer:
         self.steps, self.tokens = 0, 0
         self.snapshot = None
         self.sums = None
+        self.micro = 1
 
     def step(self, compact, phase, rate):
-        batch = to_batch(compact, phase.prompt_weight, self.session.device)
-        values = self.model.values()
-        out = self.model(batch, values, sparse=phase.sparse, index_queries=phase.index_queries)
-        count = batch.weights.sum().clamp(min=1.0)
-        loss = out.loss / count
-        total = loss if out.index_loss is None else loss + out.index_loss
-        total.backward()
-        load = torch.stack(out.load)
+        """One optimiser step on a compact batch, in `micro` slices."""
+        count = max(1, int((compact[3] == 2).sum()) + phase.prompt_weight * int((compact[3] == 1).sum()))
+        load = None
+        for part in _slices(compact, self.micro):
+            batch = to_batch(part, phase.prompt_weight, self.session.device)
+            out = self.model(batch, self.model.values(), sparse=phase.sparse, index_queries=phase.index_queries)
+            loss = out.loss / count
+            total = loss if out.index_loss is None else loss + out.index_loss / self.micro
+            total.backward()
+            now = torch.stack(out.load)
+            load = now if load is None else load + now
+            self._note(batch, out, loss)
         if self.world > 1:
             self._share_gradients(load)
-        self._limit_gradients()
+        torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, 5.0, foreach=True)
         self.optimizer.step(rate * min(1.0, (self.steps + 1) / WARMUP_STEPS))
         self.optimizer.zero_grad()
         self.balancer.step(load, min(rate, 1.0))
         self.steps += 1
-        self.tokens += batch.tokens.numel() * self.world
-        self._note(batch, out, loss)
+        self.tokens += compact[0].size * self.world
+
+    def first_step(self, compact, phase, rate):
+        """A step that, where the machine refuses, gives up compiling, then halves what runs at a time."""
+        while True:
+            try:
+                return self.step(compact, phase, rate)
+            except torch.OutOfMemoryError:
+                if self.micro >= len(compact[0]):
+                    raise
+                self.micro *= 2
+                self.log.say("out of memory: batches run in %d slices" % self.micro)
+            except Exception as problem:
+                if not self.session.compiled.enabled:
+                    raise
+                self.log.say("compiled step failed, going on without: %s" % (str(problem).splitlines() or [repr(problem)])[0])
+                self.session.compiled.enabled = False
+                self.model.attend.disable()
+            self.sums = None
+            self.optimizer.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _share_gradients(self, load):
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
@@ -91,17 +116,13 @@ class Trainer:
             at += g.numel()
         dist.all_reduce(load)
 
-    def _limit_gradients(self):
-        """Clips what Adam sees of rare spikes; Muon does not care about size."""
-        torch.nn.utils.clip_grad_norm_([p for p in self.optimizer.parameters if p.grad is not None], 5.0, foreach=True)
-
     @torch.no_grad()
     def _note(self, batch, out, loss):
         known = batch.weights > 0
         nats = (out.losses * known).sum()
         size = (self.session.bytes_of_token[batch.labels] * known).sum()
-        index = torch.zeros(()) if out.index_loss is None else out.index_loss.detach().cpu() if loss.device.type == "cpu" else out.index_loss.detach()
-        values = torch.stack([loss.detach(), nats, size, index.to(loss.device), torch.ones_like(size)])
+        index = out.index_loss.detach() if out.index_loss is not None else torch.zeros_like(size)
+        values = torch.stack([loss.detach() * self.micro, nats, size, index, torch.ones_like(size)])
         self.sums = values if self.sums is None else self.sums + values
 
     def healthy(self):
@@ -140,12 +161,18 @@ class Trainer:
         self.sums = None
 
 
+def _slices(compact, count):
+    rows = -(-len(compact[0]) // count)
+    for at in range(0, len(compact[0]), rows):
+        yield tuple(a[at : at + rows] for a in compact)
+
+
 def train(session, trainer, loader, saver, reserve, is_first):
     """Steps until the clock leaves only `reserve` seconds; saves once half way."""
     clock, arguments = session.clock, session.arguments
     end = clock.seconds - reserve
     since = {"time": time.time(), "tokens": 0}
-    half_saved = False
+    half_saved, started = False, set()
     while True:
         progress = clock.elapsed() / max(end, 1e-9)
         if trainer.world > 1:
@@ -156,7 +183,9 @@ def train(session, trainer, loader, saver, reserve, is_first):
         phase = trainer.phases[index]
         rate = rate_at(trainer.phases, index, progress)
         before = trainer.tokens
-        trainer.step(loader.next(index), phase, rate)
+        run = trainer.first_step if index not in started else trainer.step
+        started.add(index)
+        run(loader.next(index), phase, rate)
         since["tokens"] += trainer.tokens - before
         if trainer.steps == 1:
             session.log.say("first step done")
@@ -197,21 +226,32 @@ SAMPLE_PROMPTS = (
 )
 
 
+def variants(model):
+    """(name, weights, parts left out) of the held-out table. The last row shows what the storage formats cost."""
+    values = model.values()
+    yield "as stored", values, ()
+    yield "without Engram", values, ("engram",)
+    yield "without the candidate filter", values, ("candidates",)
+    masters = {n: p if values[n].dtype == p.dtype else p.to(values[n].dtype) for n, p in model.target.named_parameters()}
+    yield "with bf16 master weights", masters, ()
+
+
 def finish(session, trainer, saver, plan):
     """Held-out figures, samples, the state and the report."""
     arguments, log = session.arguments, session.log
-    length = min(1024, arguments.length or 1024)
+    length = trainer.phases[-1].length if trainer.phases[-1].length <= 2048 else 2048
     saver.wait()
     session.counters["tokens"] += trainer.tokens
     session.counters["rounds"].append({"plan": plan, "steps": trainer.steps, "tokens": trainer.tokens})
     saver.save(session.counters, session.target, session.drafter)
     held_out = load_groups([arguments.held_out], tuple(GROUPS))
     rows = max(1, arguments.tokens_per_batch // length)
-    values = {k: v.detach() for k, v in trainer.model.values().items()}
     limit = 4 if arguments.size == "toy" else None
-    measured = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, limit=limit)
-    log.say("held out: " + line(measured))
-    session.write_report(counters=session.counters, held_out=measured)
+    measured = {}
+    for name, values, off in variants(trainer.model):
+        measured[name] = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, off, limit)
+        log.say("held out, %s: %s" % (name, line(measured[name])))
+        session.write_report(counters=session.counters, held_out=measured)
     try:
         from tokenizers import Tokenizer
 

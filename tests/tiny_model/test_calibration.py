@@ -1,0 +1,40 @@
+"""Temperature fit and figures of merit on data with known answers."""
+
+import unittest
+
+import numpy as np
+
+from tools.tiny_model.calibration import area_under_curve, expected_error, fit_temperatures, report, sigmoid
+
+TRUE = np.array([2.0, 1.5, 1.0, 0.8, 0.5])
+
+
+def blocks(count, seed=1):
+    rng = np.random.default_rng(seed)
+    c = rng.uniform(0.2, 0.98, (count, 5))
+    accepted = (rng.random((count, 5)) < c).cumprod(axis=1).sum(axis=1)
+    return np.log(c / (1 - c)) * TRUE, accepted
+
+
+class CalibrationTest(unittest.TestCase):
+    def test_the_fit_finds_the_true_temperatures(self):
+        temperatures = fit_temperatures(*blocks(20000))
+        self.assertLess(np.abs(np.log(np.array(temperatures) / TRUE)).max(), 0.15)
+
+    def test_calibrated_products_match_frequencies(self):
+        z, accepted = blocks(20000, seed=2)
+        for position in report(z, accepted, TRUE)["positions"]:
+            self.assertLess(position["ece_after"], 0.015)
+
+    def test_error_of_a_constant_guess_is_its_distance_from_the_rate(self):
+        labels = np.array([1.0, 0.0, 0.0, 0.0])
+        self.assertAlmostEqual(expected_error(np.full(4, 0.5), labels), 0.25)
+
+    def test_the_curve_area_counts_ties_half(self):
+        self.assertEqual(area_under_curve(np.array([1.0, 1.0]), np.array([1, 0])), 0.5)
+        self.assertEqual(area_under_curve(np.array([3.0, 1.0, 2.0]), np.array([1, 0, 0])), 1.0)
+        self.assertAlmostEqual(float(sigmoid(np.array(0.0))), 0.5)
+
+
+if __name__ == "__main__":
+    unittest.main()

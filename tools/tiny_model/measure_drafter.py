@@ -1,0 +1,83 @@
+"""Drafting on held-out prompts: greedy continuations of the target, a block at every position of them."""
+
+import numpy as np
+import torch
+
+from .calibration import fit_temperatures, report
+from .generate import generate, prompt_batch
+
+PROMPT_TOKENS = 40
+
+
+def prompts_of(documents, count):
+    """Beginnings of texts, or conversations up to the first answer."""
+    prompts = []
+    for document in documents:
+        ids = document.ids.tolist()
+        is_text = len(document.spans) == 2 and document.spans[0] == 1
+        cut = PROMPT_TOKENS if is_text else document.spans[0]
+        if cut <= 160 and len(ids) >= cut:
+            prompts.append(ids[:cut])
+        if len(prompts) == count:
+            break
+    return prompts
+
+
+@torch.no_grad()
+def record(draft_model, target_values, draft_values, prompts, new_tokens):
+    """(z [N, K], accepted [N], accepted per round) of all complete blocks behind greedy continuations.
+
+    Blocks that the end of a continuation cuts are left out. Rounds jump from anchor to anchor as decoding does.
+    """
+    model, k = draft_model.model, draft_model.block
+    device = target_values["embed.weight"].device
+    texts = generate(model, target_values, prompts, new_tokens)
+    sequences = [p + t for p, t in zip(prompts, texts)]
+    length = -(-max(map(len, sequences)) // 64) * 64
+    batch, _ = prompt_batch(sequences, length, device)
+    taps = model(batch, target_values, taps=draft_model.drafter.targets, want="final").taps
+    features = draft_model.features(taps, draft_values)
+    places = [(i, t) for i, p in enumerate(prompts) for t in range(len(p), len(sequences[i]) - k)]
+    if not places:
+        return np.zeros((0, k)), np.zeros(0, dtype=int), np.zeros(0, dtype=int)
+    z, accepted = [], []
+    for at in range(0, len(places), 8192):
+        row, anchor = (torch.tensor(c, device=device) for c in zip(*places[at : at + 8192]))
+        blocks, _ = draft_model(batch, features, target_values, draft_values, row, anchor)
+        drafts, logits = draft_model.greedy(blocks, batch.tokens[row, anchor], target_values, draft_values)
+        truth = batch.tokens[row.unsqueeze(1), anchor.unsqueeze(1) + torch.arange(1, k + 1, device=device)]
+        accepted.append((drafts == truth).long().cumprod(dim=1).sum(dim=1).cpu().numpy())
+        z.append(logits.float().cpu().numpy())
+    z, accepted = np.concatenate(z), np.concatenate(accepted)
+    return z, accepted, _rounds(places, accepted)
+
+
+def _rounds(places, accepted):
+    """Accepted drafts of the anchors that decoding would really visit."""
+    visited, expected = [], {}
+    for (row, position), a in zip(places, accepted):
+        if position >= expected.get(row, position):
+            visited.append(a)
+            expected[row] = position + int(a) + 1
+    return np.array(visited, dtype=int)
+
+
+def measure(draft_model, target_values, draft_values, groups, prompts_per_group, new_tokens):
+    """Report by group; temperatures fitted on the even prompts of all groups, figures on the odd ones."""
+    fits, tests = [], {}
+    for group, documents in groups.items():
+        prompts = prompts_of(documents, prompts_per_group)
+        if len(prompts) < 2:
+            continue
+        fits.append(record(draft_model, target_values, draft_values, prompts[0::2], new_tokens))
+        tests[group] = record(draft_model, target_values, draft_values, prompts[1::2], new_tokens)
+    z, accepted = (np.concatenate([f[i] for f in fits]) for i in (0, 1))
+    temperatures = fit_temperatures(z, accepted)
+    tests["all"] = tuple(np.concatenate([t[i] for t in tests.values()]) for i in range(3))
+    result = {"temperatures": temperatures, "fit_blocks": int(len(accepted)), "groups": {}}
+    for group, (z, accepted, rounds) in tests.items():
+        if len(accepted):
+            values = report(z, accepted, temperatures)
+            values["rounds"], values["mean_accepted_per_round"] = int(len(rounds)), float(rounds.mean())
+            result["groups"][group] = values
+    return result
