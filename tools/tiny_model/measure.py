@@ -8,6 +8,13 @@ from .batches import held_out_batches, to_batch
 from .documents import GROUPS
 
 
+def names_of(group):
+    """What a group counts for: itself, its category where that has several groups, and everything."""
+    category = GROUPS[group]
+    shared = sum(c == category for c in GROUPS.values()) > 1
+    return [group, "all " + category, "all"] if shared else [group, "all"]
+
+
 def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch, off=(), limit=None):
     """{group or category: {"bits_per_byte", "bytes", "tokens"}}. All tokens count, prompts and control tokens too.
 
@@ -21,7 +28,7 @@ def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch,
             batch = to_batch(compact, 1.0, device)
             out = model(batch, values, off=off)
             known = batch.weights > 0
-            for name in {group, GROUPS[group], "all"}:
+            for name in names_of(group):
                 nats[name] = nats.get(name, 0.0) + (out.losses * known).sum().item()
                 sizes[name] = sizes.get(name, 0.0) + (bytes_of_token[batch.labels] * known).sum().item()
                 tokens[name] = tokens.get(name, 0) + int(known.sum())
