@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "text/byte_alphabet.h"
 #include "text/chat_markers.h"
 #include "text/golden_tokenizer.h"
 #include "text/json_text.h"
 #include "text/random_text.h"
+#include "text/small_tokenizer.h"
 
 namespace deepinfer {
 namespace {
@@ -254,26 +254,6 @@ TEST(ChatEncoding, ALiteralImagePlaceholderIsRewrittenWithAsciiBars) {
   EXPECT_THAT(prompt.text, HasSubstr("<｜User｜>see <|deepseek_image|> and <|deepseek_image|><｜Assistant｜>"));
   EXPECT_TRUE(prompt.image_locations.empty());
   EXPECT_EQ(prompt.ids, golden_tokenizer().encode(prompt.text));
-}
-
-// Bytes and the control tokens named: what a small model for tests may have.
-Tokenizer small_tokenizer(const std::vector<std::string_view>& controls) {
-  std::string vocabulary, added;
-  for (int byte = 0; byte < 256; ++byte) {
-    std::string spelling;
-    append_json_escaped(spell_bytes(std::string(1, static_cast<char>(byte))), spelling);
-    vocabulary += fmt::format("{}\"{}\":{}", byte ? "," : "", spelling, byte);
-  }
-  int id = 256;
-  for (const std::string_view control : controls) {
-    added += fmt::format("{}{{\"id\":{},\"content\":\"{}\"}}", id > 256 ? "," : "", id, control);
-    ++id;
-  }
-  return Tokenizer::parse(fmt::format("{{\"added_tokens\":[{}],\"pre_tokenizer\":{{\"type\":\"ByteLevel\","
-                                      "\"add_prefix_space\":false}},\"model\":{{\"type\":\"BPE\",\"vocab\":{{{}}},"
-                                      "\"merges\":[]}}}}",
-                                      added, vocabulary))
-      .value();
 }
 
 TEST(ChatEncoding, AMissingControlTokenIsNamedWhenItIsNeeded) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <unicode/uchar.h>
 
+#include <thread>
+
 #include "text/random_text.h"
 
 namespace deepinfer {
@@ -132,6 +134,19 @@ TEST(RegexSplitter, ReadsWhiteSpaceAsTheUnicodePropertyAndNotAsPcreDoes) {
 TEST(RegexSplitter, LaterStagesSeeOnlyTheirOwnPiece) {
   const Pretokenizer pretokenizer = Pretokenizer::create({{true, "1"}, {true, "\\s+(?!\\S)|(?<=1)a|\\s"}}).value();
   EXPECT_THAT(pieces(pretokenizer, "  1ab"), ElementsAre("  ", "1", "ab"));
+}
+
+TEST(RegexSplitter, SeveralThreadsMayShareOne) {
+  const Pretokenizer pretokenizer = Pretokenizer::create(deepseek_stages(), Pretokenizer::Path::kRegexOnly).value();
+  RandomText random(14);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += random.text(40);
+  const std::vector<std::string> expected = pieces(pretokenizer, text);
+  std::vector<std::vector<std::string>> found(4);
+  std::vector<std::thread> threads;
+  for (auto& result : found) threads.emplace_back([&] { result = pieces(pretokenizer, text); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : found) EXPECT_EQ(result, expected);
 }
 
 TEST(RegexSplitter, RefusesWhatOnigurumaReadsDifferently) {
