@@ -25,7 +25,8 @@ void use(const ModelConfig& config) {
   if (!config.engram.enabled()) return;
   const auto hash = EngramHash::create(config.engram, 0);
   DI_CHECK(hash.ok(), "{}", hash.status().message());
-  std::vector<int32_t> history = {static_cast<int32_t>(config.engram.compressed_vocab_size - 1), 0}, window(hash->window_size());
+  std::vector<int32_t> history = {static_cast<int32_t>(config.engram.compressed_vocab_size - 1), 0},
+                       window(hash->window_size());
   std::vector<int64_t> rows(hash->num_columns());
   hash->look_back(history, window);
   for (int table = 0; table < hash->num_tables(); ++table) {

@@ -1,4 +1,5 @@
-// Any bytes as model.safetensors.index.json (and as a token map): either an error, or lists that are sorted and in range.
+// Any bytes as model.safetensors.index.json (and as a token map): either an error, or lists that are sorted and in
+// range.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -17,7 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       DI_CHECK(entry.shard >= 0 && static_cast<size_t>(entry.shard) < index->shards.size(), "shard {}", entry.shard);
       DI_CHECK(i == 0 || index->entries[i - 1].tensor < entry.tensor, "tensors are not ascending");
     }
-    for (const auto& shard : index->shards) DI_CHECK(shard.find('/') == shard.npos && shard != "..", "a path: {}", shard);
+    for (const auto& shard : index->shards)
+      DI_CHECK(shard.find('/') == shard.npos && shard != "..", "a path: {}", shard);
   }
   const auto map = deepinfer::parse_token_map("input", text, 4, 3);
   if (map.ok())

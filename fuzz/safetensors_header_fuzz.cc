@@ -17,7 +17,8 @@ void parse_and_check(std::span<const std::byte> file) {
   }
   uint64_t total = 0;
   for (const auto& tensor : *tensors) {
-    DI_CHECK(tensor.data >= file.data() && tensor.data + tensor.bytes <= file.data() + file.size(), "outside of the file");
+    DI_CHECK(tensor.data >= file.data() && tensor.data + tensor.bytes <= file.data() + file.size(),
+             "outside of the file");
     total += tensor.bytes;
     uint64_t bits = static_cast<uint64_t>(deepinfer::bits_of(tensor.dtype));
     for (const int64_t size : tensor.shape) bits *= static_cast<uint64_t>(size);

@@ -27,7 +27,8 @@ Status check_folder(const std::string& folder) {
   if (!std::filesystem::exists(status))
     return not_found("the model folder {} does not exist; check the path", shown(folder));
   if (!std::filesystem::is_directory(status))
-    return invalid_input("{} is not a folder; give the folder that holds {} or {}", shown(folder), kSingleFile, kIndexFile);
+    return invalid_input("{} is not a folder; give the folder that holds {} or {}", shown(folder), kSingleFile,
+                         kIndexFile);
   return {};
 }
 
@@ -49,7 +50,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   DI_ASSIGN_OR_RETURN(const CheckpointIndex index, parse_checkpoint_index(index_path, index_file.text()));
   for (const std::string& shard : index.shards) {
     if (!exists(join(folder, shard)))
-      return not_found("{} places tensors in the shard {}, which is not in the folder; download it", index_path, shown(shard));
+      return not_found("{} places tensors in the shard {}, which is not in the folder; download it", index_path,
+                       shown(shard));
     DI_RETURN_IF_ERROR(checkpoint.add_shard(shard));
   }
   DI_RETURN_IF_ERROR(checkpoint.sort_by_name());
@@ -63,7 +65,8 @@ Status Checkpoint::add_shard(const std::string& file_name) {
   if (!file.ok()) return std::move(file).status();
   auto tensors = parse_safetensors(path, file->bytes());
   if (!tensors.ok()) return std::move(tensors).status();
-  Shard shard{.file_name = file_name, .file_bytes = file->bytes().size(), .num_tensors = static_cast<int64_t>(tensors->size())};
+  Shard shard{
+      .file_name = file_name, .file_bytes = file->bytes().size(), .num_tensors = static_cast<int64_t>(tensors->size())};
   for (StoredTensor& tensor : *tensors) {
     tensor.shard = static_cast<int>(shards_.size());
     shard.tensor_bytes += tensor.bytes;
@@ -90,14 +93,17 @@ Status Checkpoint::compare_with_index(const CheckpointIndex& index) const {
     const auto* entry = i < index.entries.size() ? &index.entries[i] : nullptr;
     const auto* tensor = i < tensors_.size() ? &tensors_[i] : nullptr;
     if (entry && (!tensor || entry->tensor < tensor->name))
-      return not_found("{}/{}: tensor {} should be in {}, but no shard holds it; download index and shard again", folder_,
-                       kIndexFile, shown(entry->tensor), index.shards[entry->shard]);
+      return not_found("{}/{}: tensor {} should be in {}, but no shard holds it; download index and shard again",
+                       folder_, kIndexFile, shown(entry->tensor), index.shards[entry->shard]);
     if (!entry || tensor->name < entry->tensor)
-      return invalid_input("{}/{}: tensor {} of {} is not listed; index and shards are of different downloads, download "
-                           "them again", folder_, kIndexFile, shown(tensor->name), shards_[tensor->shard].file_name);
+      return invalid_input(
+          "{}/{}: tensor {} of {} is not listed; index and shards are of different downloads, download "
+          "them again",
+          folder_, kIndexFile, shown(tensor->name), shards_[tensor->shard].file_name);
     if (entry->shard != tensor->shard)
       return invalid_input("{}/{}: tensor {} should be in {}, but is in {}; download index and shards again", folder_,
-                           kIndexFile, shown(entry->tensor), index.shards[entry->shard], shards_[tensor->shard].file_name);
+                           kIndexFile, shown(entry->tensor), index.shards[entry->shard],
+                           shards_[tensor->shard].file_name);
   }
   return {};
 }
@@ -108,11 +114,13 @@ const StoredTensor* Checkpoint::find(std::string_view name) const {
   return it != tensors_.end() && it->name == name ? &*it : nullptr;
 }
 
-Result<const StoredTensor*> Checkpoint::require(std::string_view name, DType dtype, std::span<const int64_t> shape) const {
+Result<const StoredTensor*> Checkpoint::require(std::string_view name, DType dtype,
+                                                std::span<const int64_t> shape) const {
   const StoredTensor* tensor = find(name);
   if (!tensor)
-    return not_found("{}: tensor {} ({} {}) is missing; the checkpoint is incomplete or does not belong to its config.json",
-                     folder_, shown(name), name_of(dtype), shown(shape));
+    return not_found(
+        "{}: tensor {} ({} {}) is missing; the checkpoint is incomplete or does not belong to its config.json", folder_,
+        shown(name), name_of(dtype), shown(shape));
   const std::string where = fmt::format("{}/{}", folder_, shards_[tensor->shard].file_name);
   if (!is_supported(tensor->dtype))
     return unsupported("{}: dtype {} is not supported for {}, expected {}; convert the checkpoint", where,
@@ -121,8 +129,8 @@ Result<const StoredTensor*> Checkpoint::require(std::string_view name, DType dty
     return invalid_input("{}: tensor {} has dtype {}, expected {}; use the checkpoint as released", where, shown(name),
                          name_of(tensor->dtype), name_of(dtype));
   if (!std::equal(shape.begin(), shape.end(), tensor->shape.begin(), tensor->shape.end()))
-    return invalid_input("{}: tensor {} has shape {}, expected {}; the checkpoint does not belong to its config.json", where,
-                         shown(name), shown(tensor->shape), shown(shape));
+    return invalid_input("{}: tensor {} has shape {}, expected {}; the checkpoint does not belong to its config.json",
+                         where, shown(name), shown(tensor->shape), shown(shape));
   return tensor;
 }
 

@@ -1,5 +1,6 @@
-// Checkpoint: the tensors of a model folder, by name. Either `model.safetensors.index.json` with its shards, or a single
-// `model.safetensors`. Owns the mappings; opening reads headers only. Immutable after open, so usable from any thread.
+// Checkpoint: the tensors of a model folder, by name. Either `model.safetensors.index.json` with its shards, or a
+// single `model.safetensors`. Owns the mappings; opening reads headers only. Immutable after open, so usable from any
+// thread.
 #pragma once
 
 #include <cstdint>

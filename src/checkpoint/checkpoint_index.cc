@@ -62,7 +62,8 @@ Result<CheckpointIndex> parse_checkpoint_index(std::string_view file_name, std::
   std::sort(index.shards.begin(), index.shards.end());
   index.shards.erase(std::unique(index.shards.begin(), index.shards.end()), index.shards.end());
   if (index.shards.size() > kMaxShards)
-    return invalid_input("{}: {} shards, at most {} are supported; {}", file_name, index.shards.size(), kMaxShards, kRemedy);
+    return invalid_input("{}: {} shards, at most {} are supported; {}", file_name, index.shards.size(), kMaxShards,
+                         kRemedy);
   index.entries.reserve(placements.size());
   for (const Placement& placement : placements) {
     const auto shard = std::lower_bound(index.shards.begin(), index.shards.end(), placement.shard);

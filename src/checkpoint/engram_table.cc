@@ -81,10 +81,12 @@ Result<std::unique_ptr<EngramTable>> EngramTable::create(const StoredTensor& wei
     if (table->cache_.capacity_rows() > 0) table->thread_ = std::thread([raw = table.get()] { raw->run_prefetch(); });
     return table;
   } catch (const std::bad_alloc&) {
-    return Status(ErrorCode::kOutOfMemory, fmt::format("no memory for an Engram cache of {} rows of {} bytes; make it smaller",
-                                                       cache_rows, weight.shape[1] + weight.shape[1] / kBlock));
+    return Status(ErrorCode::kOutOfMemory,
+                  fmt::format("no memory for an Engram cache of {} rows of {} bytes; make it smaller", cache_rows,
+                              weight.shape[1] + weight.shape[1] / kBlock));
   } catch (const std::system_error& error) {
-    return io_error("cannot start the Engram prefetch thread: {}; raise the limit of threads (ulimit -u)", error.what());
+    return io_error("cannot start the Engram prefetch thread: {}; raise the limit of threads (ulimit -u)",
+                    error.what());
   }
 }
 
@@ -178,8 +180,10 @@ Status EngramTable::gather(std::span<const int64_t> rows, float* out) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t row = rows[i];
     if (row < 0 || row >= num_rows_)
-      return invalid_input("Engram table {}: row {} asked for, but it has {} rows; token map and config do not belong "
-                           "together", shown(name_), row, num_rows_);
+      return invalid_input(
+          "Engram table {}: row {} asked for, but it has {} rows; token map and config do not belong "
+          "together",
+          shown(name_), row, num_rows_);
     if (cache_.read(row, raw.data())) {
       ++hits;
     } else {
@@ -198,13 +202,15 @@ Status EngramTable::decode(int64_t row, const std::byte* raw, float* out) const 
   uint32_t largest_exponent = 0;
   for (int64_t block = 0; block < scales_per_row_; ++block) {
     const int64_t begin = block * kBlock;
-    largest_exponent = std::max(largest_exponent, decode_block(codes + begin, e8m0_to_float(codes[dim_ + block]), out + begin));
+    largest_exponent =
+        std::max(largest_exponent, decode_block(codes + begin, e8m0_to_float(codes[dim_ + block]), out + begin));
   }
   if (largest_exponent != 0x7F800000u) return {};
   const auto bad = std::find_if(out, out + dim_, [](float value) { return !std::isfinite(value); }) - out;
-  return invalid_input("Engram table {}: row {} column {} is not a finite number (code 0x{:02x}, scale {}); the file is "
-                       "damaged, download it again", shown(name_), row, bad, std::to_integer<uint8_t>(raw[bad]),
-                       std::to_integer<uint8_t>(raw[dim_ + bad / kBlock]));
+  return invalid_input(
+      "Engram table {}: row {} column {} is not a finite number (code 0x{:02x}, scale {}); the file is "
+      "damaged, download it again",
+      shown(name_), row, bad, std::to_integer<uint8_t>(raw[bad]), std::to_integer<uint8_t>(raw[dim_ + bad / kBlock]));
 }
 
 }  // namespace deepinfer

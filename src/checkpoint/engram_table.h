@@ -1,5 +1,5 @@
-// EngramTable: rows of one n-gram table, decoded on demand. The table itself (some 100 GB) stays in the mapped file; only
-// rows that were asked for are touched, and a bounded cache keeps copies of those read last.
+// EngramTable: rows of one n-gram table, decoded on demand. The table itself (some 100 GB) stays in the mapped file;
+// only rows that were asked for are touched, and a bounded cache keeps copies of those read last.
 //
 // `prefetch` hands rows to a background thread that reads them from the disk into the cache; `gather` takes rows from
 // the cache or straight from the mapping. Values never depend on which. Thread-safe. The checkpoint must outlive it.
@@ -30,8 +30,8 @@ class EngramTable {
     int64_t dropped = 0;     // rows asked for ahead while too many were waiting
   };
 
-  // weight: F8_E4M3 [rows, dim], dim a multiple of 32; scale: F8_E8M0 [rows, dim / 32]. cache_rows: the cache takes about
-  // cache_rows * (dim + dim / 32 + 20) bytes; 0 turns cache and prefetch off.
+  // weight: F8_E4M3 [rows, dim], dim a multiple of 32; scale: F8_E8M0 [rows, dim / 32]. cache_rows: the cache takes
+  // about cache_rows * (dim + dim / 32 + 20) bytes; 0 turns cache and prefetch off.
   static Result<std::unique_ptr<EngramTable>> create(const StoredTensor& weight, const StoredTensor& scale,
                                                      int64_t cache_rows);
   // Stops the background thread; rows still waiting are forgotten.
@@ -43,11 +43,11 @@ class EngramTable {
   int64_t dim() const { return dim_; }
   int64_t cache_bytes() const { return cache_.memory_bytes(); }
 
-  // Returns at once. Repeated and already cached rows cost little; rows outside of the table are ignored (gather reports
-  // them).
+  // Returns at once. Repeated and already cached rows cost little; rows outside of the table are ignored (gather
+  // reports them).
   void prefetch(std::span<const int64_t> rows);
-  // out: [rows.size(), dim], value = e4m3 * 2^(scale - 127). Fails if a row is outside of the table or holds a value that is
-  // not finite; `out` is then partly written. Does not allocate.
+  // out: [rows.size(), dim], value = e4m3 * 2^(scale - 127). Fails if a row is outside of the table or holds a value
+  // that is not finite; `out` is then partly written. Does not allocate.
   Status gather(std::span<const int64_t> rows, float* out);
 
   // Waits until no prefetched row is waiting (for tests and measurements).
@@ -73,7 +73,7 @@ class EngramTable {
   std::mutex mutex_;
   std::condition_variable work_arrived_;
   std::condition_variable work_done_;
-  std::vector<int64_t> waiting_;     // guarded by mutex_, like the two below
+  std::vector<int64_t> waiting_;  // guarded by mutex_, like the two below
   bool is_fetching_ = false;
   bool is_stopping_ = false;
   std::atomic<bool> stop_now_{false};  // the same wish, seen between two rows without the lock

@@ -28,8 +28,8 @@ constexpr Prefix kLayerPrefixes[] = {
 };
 
 constexpr Prefix kPrefixes[] = {
-    {"embed.", TensorKind::kEmbedding}, {"head.", TensorKind::kHead},      {"norm.", TensorKind::kNorm},
-    {"mtp.", TensorKind::kDraft},       {"vision.", TensorKind::kVision},  {"aligner.", TensorKind::kVision},
+    {"embed.", TensorKind::kEmbedding}, {"head.", TensorKind::kHead},     {"norm.", TensorKind::kNorm},
+    {"mtp.", TensorKind::kDraft},       {"vision.", TensorKind::kVision}, {"aligner.", TensorKind::kVision},
     {"image_", TensorKind::kVision},
 };
 
@@ -80,9 +80,9 @@ uint64_t* memory_of(Inventory* inventory, TensorKind kind) {
 
 std::string_view name_of(TensorKind kind) {
   constexpr std::string_view kNames[kNumTensorKinds] = {
-      "token embedding", "output head",    "norms",         "attention",     "compressor and indexer",
-      "router",          "routed experts", "shared expert", "stream mixing", "Engram tables",
-      "Engram projections", "draft stages", "vision",       "other",
+      "token embedding", "output head",   "norms",         "attention",     "compressor and indexer", "router",
+      "routed experts",  "shared expert", "stream mixing", "Engram tables", "Engram projections",     "draft stages",
+      "vision",          "other",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -1,5 +1,5 @@
-// Inventory: where the bytes of a checkpoint go, and how much memory it needs. A pure function of tensor names and sizes;
-// it never touches tensor data.
+// Inventory: where the bytes of a checkpoint go, and how much memory it needs. A pure function of tensor names and
+// sizes; it never touches tensor data.
 #pragma once
 
 #include <array>

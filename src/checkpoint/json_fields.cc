@@ -63,7 +63,8 @@ Result<JsonFields> JsonFields::parse(std::string_view file_name, std::string_vie
   document->file_name = file_name;
   Element root;
   if (const auto error = document->parser.parse(simdjson::padded_string(text)).get(root))
-    return invalid_input("{}: not valid JSON ({}); restore the original file", file_name, simdjson::error_message(error));
+    return invalid_input("{}: not valid JSON ({}); restore the original file", file_name,
+                         simdjson::error_message(error));
   auto node = std::make_shared<Node>();
   if (root.get(node->object))
     return invalid_input("{}: not a JSON object but {}; restore the original file", file_name, value_text(root));
@@ -101,8 +102,8 @@ void JsonFields::read_if_present(Keys keys, int64_t* out, IntRange range) const 
   if (!found) return;
   int64_t value = 0;
   if (found->value.get(value) || value < range.min || value > range.max)
-    return report(invalid_input("{} is {}, expected an integer from {} to {}", label(found->key), value_text(found->value),
-                                range.min, range.max));
+    return report(invalid_input("{} is {}, expected an integer from {} to {}", label(found->key),
+                                value_text(found->value), range.min, range.max));
   *out = value;
 }
 
@@ -111,8 +112,8 @@ void JsonFields::read_if_present(Keys keys, double* out, RealRange range) const 
   if (!found) return;
   double value = 0;
   if (found->value.get(value) || !(value >= range.min && value <= range.max))
-    return report(invalid_input("{} is {}, expected a number from {} to {}", label(found->key), value_text(found->value),
-                                range.min, range.max));
+    return report(invalid_input("{} is {}, expected a number from {} to {}", label(found->key),
+                                value_text(found->value), range.min, range.max));
   *out = value;
 }
 
@@ -136,7 +137,8 @@ void JsonFields::read_if_present(Keys keys, std::vector<int64_t>* out, IntRange 
   if (!found) return;
   simdjson::dom::array array;
   if (found->value.get(array))
-    return report(invalid_input("{} is {}, expected an array of integers", label(found->key), value_text(found->value)));
+    return report(
+        invalid_input("{} is {}, expected an array of integers", label(found->key), value_text(found->value)));
   std::vector<int64_t> values;
   for (const Element element : array) {
     int64_t value = 0;
@@ -150,7 +152,8 @@ void JsonFields::read_if_present(Keys keys, std::vector<int64_t>* out, IntRange 
   *out = std::move(values);
 }
 
-void JsonFields::read_one_or_more_if_present(Keys keys, std::vector<int64_t>* out, IntRange range, size_t max_size) const {
+void JsonFields::read_one_or_more_if_present(Keys keys, std::vector<int64_t>* out, IntRange range,
+                                             size_t max_size) const {
   const auto found = node_->find(keys);
   if (!found) return;
   if (found->value.is_array()) return read_if_present(keys, out, range, max_size);
@@ -161,8 +164,8 @@ void JsonFields::read_one_or_more_if_present(Keys keys, std::vector<int64_t>* ou
   *out = {value};
 }
 
-#define DI_READ_REQUIRED(keys, ...)                                                             \
-  if (!has(keys)) return report(invalid_input("{} is missing", label(*(keys).begin())));        \
+#define DI_READ_REQUIRED(keys, ...)                                                      \
+  if (!has(keys)) return report(invalid_input("{} is missing", label(*(keys).begin()))); \
   read_if_present(keys, __VA_ARGS__)
 
 void JsonFields::read(Keys keys, int64_t* out, IntRange range) const { DI_READ_REQUIRED(keys, out, range); }

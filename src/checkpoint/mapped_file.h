@@ -1,5 +1,5 @@
-// MappedFile: a whole regular file mapped read-only; owns the mapping. Opening touches the first few bytes only, whatever
-// the size. Refuses, by name and with a remedy: missing files, folders, empty files, Git LFS pointers.
+// MappedFile: a whole regular file mapped read-only; owns the mapping. Opening touches the first few bytes only,
+// whatever the size. Refuses, by name and with a remedy: missing files, folders, empty files, Git LFS pointers.
 //
 // A file that another program shortens while it is mapped ends the process (SIGBUS), as with every mapping.
 #pragma once

@@ -1,7 +1,7 @@
 // RowCache: a bounded set of copied table rows, by row number. Fixed memory, allocated once; CLOCK eviction.
 //
-// Split into independently locked parts so that readers seldom meet. Thread-safe. A row's bytes never change, so whether
-// a row is cached changes speed only.
+// Split into independently locked parts so that readers seldom meet. Thread-safe. A row's bytes never change, so
+// whether a row is cached changes speed only.
 #pragma once
 
 #include <cstddef>

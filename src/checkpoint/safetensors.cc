@@ -42,8 +42,8 @@ Result<DType> parse_dtype(const Entry& entry) {
     return invalid_input("{}: the header has no string \"dtype\" for it; {}", entry.label(), kDamaged);
   const auto dtype = dtype_from_name(name);
   if (!dtype)
-    return unsupported("{}: dtype {} is unknown; convert the tensor to a dtype of the safetensors format", entry.label(),
-                       shown(name));
+    return unsupported("{}: dtype {} is unknown; convert the tensor to a dtype of the safetensors format",
+                       entry.label(), shown(name));
   return *dtype;
 }
 
@@ -52,12 +52,14 @@ Result<std::vector<int64_t>> parse_shape(const Entry& entry) {
   if (entry.fields["shape"].get(sizes))
     return invalid_input("{}: the header has no array \"shape\" for it; {}", entry.label(), kDamaged);
   if (sizes.size() > kMaxRank)
-    return invalid_input("{}: {} dimensions, at most {} are supported; {}", entry.label(), sizes.size(), kMaxRank, kDamaged);
+    return invalid_input("{}: {} dimensions, at most {} are supported; {}", entry.label(), sizes.size(), kMaxRank,
+                         kDamaged);
   std::vector<int64_t> shape;
   for (const simdjson::dom::element size : sizes) {
     int64_t value = 0;
     if (size.get(value) || value < 0)
-      return invalid_input("{}: shape entry {} is not an integer from 0 to 2^63-1; {}", entry.label(), shape.size(), kDamaged);
+      return invalid_input("{}: shape entry {} is not an integer from 0 to 2^63-1; {}", entry.label(), shape.size(),
+                           kDamaged);
     shape.push_back(value);
   }
   return shape;
@@ -82,13 +84,16 @@ struct Range {
 Result<Range> parse_offsets(const Entry& entry, uint64_t data_bytes) {
   simdjson::dom::array pair;
   Range range{};
-  if (entry.fields["data_offsets"].get(pair) || pair.size() != 2 || pair.at(0).get(range.begin) || pair.at(1).get(range.end))
+  if (entry.fields["data_offsets"].get(pair) || pair.size() != 2 || pair.at(0).get(range.begin) ||
+      pair.at(1).get(range.end))
     return invalid_input("{}: \"data_offsets\" is not a pair of non-negative integers; {}", entry.label(), kDamaged);
   if (range.begin > range.end)
-    return invalid_input("{}: its bytes end at {} before they begin at {}; {}", entry.label(), range.end, range.begin, kDamaged);
+    return invalid_input("{}: its bytes end at {} before they begin at {}; {}", entry.label(), range.end, range.begin,
+                         kDamaged);
   if (range.end > data_bytes)
-    return invalid_input("{}: its bytes end at {}, but the file holds {} bytes of data: it is truncated; download it again",
-                         entry.label(), range.end, data_bytes);
+    return invalid_input(
+        "{}: its bytes end at {}, but the file holds {} bytes of data: it is truncated; download it again",
+        entry.label(), range.end, data_bytes);
   return range;
 }
 
@@ -102,14 +107,15 @@ Result<StoredTensor> parse_entry(const Entry& entry, std::span<const std::byte> 
   DI_ASSIGN_OR_RETURN(const Range range, parse_offsets(entry, data.size()));
   DI_ASSIGN_OR_RETURN(tensor.bytes, bytes_for(entry, tensor.dtype, tensor.shape));
   if (tensor.bytes != range.end - range.begin)
-    return invalid_input("{}: {} of {} needs {} bytes, but its offsets span {}; {}", entry.label(), name_of(tensor.dtype),
-                         shown(tensor.shape), tensor.bytes, range.end - range.begin, kDamaged);
+    return invalid_input("{}: {} of {} needs {} bytes, but its offsets span {}; {}", entry.label(),
+                         name_of(tensor.dtype), shown(tensor.shape), tensor.bytes, range.end - range.begin, kDamaged);
   tensor.data = data.data() + range.begin;
   return tensor;
 }
 
 // The format allows neither overlaps nor gaps, so either one shows a damaged file. Requires: sorted by data.
-Status check_layout(std::string_view file_name, const std::vector<StoredTensor>& tensors, std::span<const std::byte> data) {
+Status check_layout(std::string_view file_name, const std::vector<StoredTensor>& tensors,
+                    std::span<const std::byte> data) {
   const std::byte* expected = data.data();
   const StoredTensor* previous = nullptr;
   for (const StoredTensor& tensor : tensors) {
@@ -144,7 +150,8 @@ Status json_error(std::string_view file_name, simdjson::error_code error) {
     return Status(ErrorCode::kOutOfMemory, fmt::format("{}: no memory to parse the header", file_name));
   if (error == simdjson::UTF8_ERROR)
     return invalid_input("{}: the header (a tensor's name?) is not valid UTF-8; {}", file_name, kDamaged);
-  return invalid_input("{}: the header is not valid JSON ({}); {}", file_name, simdjson::error_message(error), kDamaged);
+  return invalid_input("{}: the header is not valid JSON ({}); {}", file_name, simdjson::error_message(error),
+                       kDamaged);
 }
 
 }  // namespace

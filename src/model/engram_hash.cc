@@ -140,8 +140,9 @@ std::vector<std::vector<uint64_t>> engram_primes(const EngramConfig& config) {
 Result<EngramHash> EngramHash::create(const EngramConfig& config, int32_t pad_id) {
   DI_CHECK(config.enabled(), "a model without Engram layers has no hash");
   if (pad_id < 0 || pad_id >= config.compressed_vocab_size)
-    return invalid_input("the compressed id {} of engram_pad_token_id {} is not in [0, {}); use the token map of this model",
-                         pad_id, config.pad_token_id, config.compressed_vocab_size);
+    return invalid_input(
+        "the compressed id {} of engram_pad_token_id {} is not in [0, {}); use the token map of this model", pad_id,
+        config.pad_token_id, config.compressed_vocab_size);
   EngramHash hash;
   hash.num_columns_ = static_cast<int>(config.num_columns());
   hash.max_ngram_ = static_cast<int>(config.max_ngram_size);
@@ -149,7 +150,8 @@ Result<EngramHash> EngramHash::create(const EngramConfig& config, int32_t pad_id
   hash.pad_id_ = pad_id;
   for (const auto& primes : engram_primes(config)) {
     Table table;
-    table.multipliers = multipliers_of(config.layer_ids[hash.tables_.size()], config.max_ngram_size, config.compressed_vocab_size);
+    table.multipliers =
+        multipliers_of(config.layer_ids[hash.tables_.size()], config.max_ngram_size, config.compressed_vocab_size);
     table.primes = primes;
     for (const uint64_t prime : primes) {
       table.offsets.push_back(table.num_rows);

@@ -1,7 +1,8 @@
-// EngramHash: from the last tokens to the rows of the n-gram tables. Constants (multipliers, prime bucket counts, offsets)
-// follow from the config alone. Immutable, thread-safe, no allocation after `create`.
+// EngramHash: from the last tokens to the rows of the n-gram tables. Constants (multipliers, prime bucket counts,
+// offsets) follow from the config alone. Immutable, thread-safe, no allocation after `create`.
 //
-// All ids here are compressed ids; an image position is kDeadId. Columns are ordered by n-gram order (2, 3, ..), then head.
+// All ids here are compressed ids; an image position is kDeadId. Columns are ordered by n-gram order (2, 3, ..), then
+// head.
 #pragma once
 
 #include <cstdint>

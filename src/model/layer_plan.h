@@ -1,5 +1,5 @@
-// LayerPlan: which role each backbone layer plays, derived from the lists of the config. Pure data; layers without their
-// own compressed KV or index use those of the nearest source before them.
+// LayerPlan: which role each backbone layer plays, derived from the lists of the config. Pure data; layers without
+// their own compressed KV or index use those of the nearest source before them.
 #pragma once
 
 #include <cstdint>

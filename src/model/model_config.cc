@@ -31,7 +31,8 @@ void expect(const JsonFields& f, JsonFields::Keys keys, std::string_view only) {
   std::string value(only);
   f.read_if_present(keys, &value);
   if (value != only)
-    f.report(unsupported("{} is {}, but this engine supports {} only", f.label(*keys.begin()), shown(value), shown(only)));
+    f.report(
+        unsupported("{} is {}, but this engine supports {} only", f.label(*keys.begin()), shown(value), shown(only)));
 }
 
 void expect(const JsonFields& f, JsonFields::Keys keys, int64_t only) {
@@ -71,7 +72,8 @@ void check_quantization(const JsonFields& root, bool is_nested) {
   expect(root, {"dtype", "torch_dtype"}, "bfloat16");
   const auto q = root.child("quantization_config");
   if (!q)
-    return root.report(invalid_input("{} is missing: the weights' number formats are unknown", root.label("quantization_config")));
+    return root.report(
+        invalid_input("{} is missing: the weights' number formats are unknown", root.label("quantization_config")));
   for (const std::string_view key : {"quant_method", "scale_fmt", "expert_dtype", "weight_block_size"})
     if (!q->has({key})) q->report(invalid_input("{} is missing", q->label(key)));
   expect(*q, {"quant_method"}, "fp8");
@@ -81,7 +83,8 @@ void check_quantization(const JsonFields& root, bool is_nested) {
   std::vector<int64_t> block;
   q->read_if_present({"weight_block_size"}, &block, kWidth, 8);
   if (block != std::vector<int64_t>{32, 32})
-    q->report(unsupported("{} is {}, but this engine supports [32, 32] only", q->label("weight_block_size"), shown(block)));
+    q->report(
+        unsupported("{} is {}, but this engine supports [32, 32] only", q->label("weight_block_size"), shown(block)));
 }
 
 void read_sizes(const JsonFields& f, ModelConfig* c) {
@@ -129,7 +132,8 @@ void read_rope_scaling(const JsonFields& f, bool is_nested, ModelConfig* c) {
 // Without the key, YaRN's reach is the limit.
 void read_max_positions(const JsonFields& f, ModelConfig* c) {
   if (!f.has({"max_position_embeddings"}) && c->rope_scaling) {
-    const double reach = c->rope_scaling->factor * static_cast<double>(c->rope_scaling->original_max_position_embeddings);
+    const double reach =
+        c->rope_scaling->factor * static_cast<double>(c->rope_scaling->original_max_position_embeddings);
     if (reach <= static_cast<double>(kMaxPositions)) {
       c->max_position_embeddings = static_cast<int64_t>(reach);
       return;

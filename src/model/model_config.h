@@ -25,14 +25,14 @@ struct RopeScaling {
 
 // The n-gram tables. Without any, layer_ids is empty and the other fields mean nothing.
 struct EngramConfig {
-  std::vector<int64_t> layer_ids;         // ascending
-  std::vector<int64_t> num_embeddings;    // rows of each layer's table
-  int64_t max_ngram_size = 0;             // orders 2..this
-  int64_t n_heads = 0;                    // hash heads an order
-  int64_t head_dim = 0;                   // values a row, a multiple of 32
-  int64_t vocab_size = 0;                 // the prime search starts here; no token count
-  int64_t pad_token_id = 0;               // a tokenizer id: map it to a compressed id before hashing
-  int64_t compressed_vocab_size = 0;      // compressed ids are below this
+  std::vector<int64_t> layer_ids;       // ascending
+  std::vector<int64_t> num_embeddings;  // rows of each layer's table
+  int64_t max_ngram_size = 0;           // orders 2..this
+  int64_t n_heads = 0;                  // hash heads an order
+  int64_t head_dim = 0;                 // values a row, a multiple of 32
+  int64_t vocab_size = 0;               // the prime search starts here; no token count
+  int64_t pad_token_id = 0;             // a tokenizer id: map it to a compressed id before hashing
+  int64_t compressed_vocab_size = 0;    // compressed ids are below this
 
   bool enabled() const { return !layer_ids.empty(); }
   int64_t num_tables() const { return static_cast<int64_t>(layer_ids.size()); }

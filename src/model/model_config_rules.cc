@@ -12,7 +12,9 @@ namespace {
 
 constexpr int64_t kTile = 32;  // FP8 weights have a scale per 32x32 values, activations one per 32
 
-bool contains(const std::vector<int64_t>& ids, int64_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+bool contains(const std::vector<int64_t>& ids, int64_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
 
 Status check_sizes(const ModelConfig& c) {
   const std::pair<const char*, int64_t> tiled[] = {
@@ -27,14 +29,15 @@ Status check_sizes(const ModelConfig& c) {
     if (value % kTile != 0)
       return invalid_input("{} is {}, expected a multiple of {} (the tile of the FP8 weights)", key, value, kTile);
   if (c.num_attention_heads % c.o_groups != 0)
-    return invalid_input("num_attention_heads is {}, expected a multiple of o_groups, which is {}", c.num_attention_heads,
-                         c.o_groups);
+    return invalid_input("num_attention_heads is {}, expected a multiple of o_groups, which is {}",
+                         c.num_attention_heads, c.o_groups);
   if (c.qk_rope_head_dim % 2 != 0 || c.qk_rope_head_dim > std::min(c.head_dim, c.index_head_dim))
-    return invalid_input("qk_rope_head_dim is {}, expected an even number of at most head_dim ({}) and index_head_dim ({})",
-                         c.qk_rope_head_dim, c.head_dim, c.index_head_dim);
+    return invalid_input(
+        "qk_rope_head_dim is {}, expected an even number of at most head_dim ({}) and index_head_dim ({})",
+        c.qk_rope_head_dim, c.head_dim, c.index_head_dim);
   if (c.num_experts_per_tok > c.n_routed_experts)
-    return invalid_input("num_experts_per_tok is {}, expected at most n_routed_experts, which is {}", c.num_experts_per_tok,
-                         c.n_routed_experts);
+    return invalid_input("num_experts_per_tok is {}, expected at most n_routed_experts, which is {}",
+                         c.num_experts_per_tok, c.n_routed_experts);
   return {};
 }
 
@@ -54,8 +57,10 @@ Status check_sources(const ModelConfig& c) {
   DI_RETURN_IF_ERROR(check_layer_list("index_source_layer_ids", c.index_source_layer_ids, c.num_hidden_layers));
   for (const int64_t layer : c.kv_source_layer_ids)
     if (!contains(c.index_source_layer_ids, layer))
-      return invalid_input("kv_source_layer_ids names layer {}, which index_source_layer_ids does not: every KV source "
-                           "must select its own rows", layer);
+      return invalid_input(
+          "kv_source_layer_ids names layer {}, which index_source_layer_ids does not: every KV source "
+          "must select its own rows",
+          layer);
   for (const auto* list : {&c.kv_source_layer_ids, &c.index_source_layer_ids})
     for (const int64_t layer : *list)
       if (c.compress_ratios[layer] == 0)
@@ -72,7 +77,8 @@ Status check_ratios(const ModelConfig& c) {
     const int64_t ratio = c.compress_ratios[layer];
     if (ratio == 0) continue;
     if (source < 0)
-      return invalid_input("compress_ratios[{}] is {}, but kv_source_layer_ids names no layer up to {}", layer, ratio, layer);
+      return invalid_input("compress_ratios[{}] is {}, but kv_source_layer_ids names no layer up to {}", layer, ratio,
+                           layer);
     if (ratio != c.compress_ratios[source])
       return invalid_input("compress_ratios[{}] is {}, expected {}, the ratio of its KV source, layer {}", layer, ratio,
                            c.compress_ratios[source], source);
@@ -88,13 +94,17 @@ Status check_candidates(const ModelConfig& c) {
                          shown(c.index_source_layer_ids));
   for (const int64_t kv : c.kv_source_layer_ids)
     if (kv > source)
-      return invalid_input("candidate_source_layer_id is {}, but the KV source {} comes after it: index sources after it "
-                           "must share its KV source", source, kv);
+      return invalid_input(
+          "candidate_source_layer_id is {}, but the KV source {} comes after it: index sources after it "
+          "must share its KV source",
+          source, kv);
   // The newest block may hold a single visible row, the others are full.
   const int64_t pool = c.candidate_topk_blocks * c.candidate_block_size - (c.candidate_block_size - 1);
   if (pool < c.index_topk)
-    return invalid_input("candidate_topk_blocks {} of candidate_block_size {} guarantee {} rows, expected at least "
-                         "index_topk, which is {}", c.candidate_topk_blocks, c.candidate_block_size, pool, c.index_topk);
+    return invalid_input(
+        "candidate_topk_blocks {} of candidate_block_size {} guarantee {} rows, expected at least "
+        "index_topk, which is {}",
+        c.candidate_topk_blocks, c.candidate_block_size, pool, c.index_topk);
   return {};
 }
 
@@ -106,8 +116,8 @@ Status check_engram(const ModelConfig& c) {
     return invalid_input("engram_num_embeddings has {} entries, expected one for each of the {} engram_layer_ids",
                          e.num_embeddings.size(), e.layer_ids.size());
   if (e.head_dim % kTile != 0)
-    return invalid_input("engram_head_dim is {}, expected a multiple of {} (a row has one scale per {} values)", e.head_dim,
-                         kTile, kTile);
+    return invalid_input("engram_head_dim is {}, expected a multiple of {} (a row has one scale per {} values)",
+                         e.head_dim, kTile, kTile);
   if (e.compressed_vocab_size > c.vocab_size)
     return invalid_input("engram_compressed_vocab_size is {}, expected at most vocab_size, which is {}",
                          e.compressed_vocab_size, c.vocab_size);
@@ -118,16 +128,19 @@ Status check_engram(const ModelConfig& c) {
   for (size_t table = 0; table < primes.size(); ++table) {
     const auto rows = static_cast<int64_t>(std::accumulate(primes[table].begin(), primes[table].end(), uint64_t{0}));
     if (rows != e.num_embeddings[table])
-      return invalid_input("engram_num_embeddings[{}] is {}, expected {}, the sum of the {} primes from engram_vocab_size {} "
-                           "on", table, e.num_embeddings[table], rows, primes[table].size(), e.vocab_size);
+      return invalid_input(
+          "engram_num_embeddings[{}] is {}, expected {}, the sum of the {} primes from engram_vocab_size {} "
+          "on",
+          table, e.num_embeddings[table], rows, primes[table].size(), e.vocab_size);
   }
   return {};
 }
 
 Status check_token_ids(const ModelConfig& c) {
   const auto check = [&](const char* key, int64_t id) {
-    return id < c.vocab_size ? Status()
-                             : invalid_input("{} is {}, expected a token id below vocab_size, which is {}", key, id, c.vocab_size);
+    return id < c.vocab_size
+               ? Status()
+               : invalid_input("{} is {}, expected a token id below vocab_size, which is {}", key, id, c.vocab_size);
   };
   DI_RETURN_IF_ERROR(check("bos_token_id", c.bos_token_id));
   for (const int64_t id : c.eos_token_ids) DI_RETURN_IF_ERROR(check("eos_token_id", id));

@@ -11,7 +11,8 @@ using ::testing::HasSubstr;
 
 TEST(CheckpointIndex, ListsShardsAndTensorsInOrder) {
   const auto index = parse_checkpoint_index(
-      "i.json", R"({"metadata":{"total_size":7},"weight_map":{"b":"2.safetensors","a":"1.safetensors","c":"1.safetensors"}})");
+      "i.json",
+      R"({"metadata":{"total_size":7},"weight_map":{"b":"2.safetensors","a":"1.safetensors","c":"1.safetensors"}})");
   ASSERT_TRUE(index.ok()) << index.status().message();
   EXPECT_THAT(index->shards, ElementsAre("1.safetensors", "2.safetensors"));
   ASSERT_EQ(index->entries.size(), 3u);

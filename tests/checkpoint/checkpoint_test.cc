@@ -22,7 +22,8 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 // Two shards, tensors "a", "b" in the first and "c" in the second.
 void write_two_shards(const TempFolder& folder) {
   folder.write("1.safetensors", safetensors_file(R"({"b":{"dtype":"I8","shape":[2],"data_offsets":[0,2]},)"
-                                                 R"("a":{"dtype":"I8","shape":[1,3],"data_offsets":[2,5]}})", "bbaaa"));
+                                                 R"("a":{"dtype":"I8","shape":[1,3],"data_offsets":[2,5]}})",
+                                                 "bbaaa"));
   folder.write("2.safetensors", one_tensor_file("c", "cccc"));
   folder.write(kIndex, R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"2.safetensors"}})");
 }
@@ -78,17 +79,21 @@ TEST(Checkpoint, OpensTheGoldenModels) {
 TEST(Checkpoint, RequireSaysWhatIsMissingOrDifferent) {
   TempFolder folder;
   folder.write("model.safetensors", safetensors_file(R"({"half":{"dtype":"F16","shape":[1],"data_offsets":[0,2]},)"
-                                                     R"("good":{"dtype":"BF16","shape":[2,1],"data_offsets":[2,6]}})", "abcdef"));
+                                                     R"("good":{"dtype":"BF16","shape":[2,1],"data_offsets":[2,6]}})",
+                                                     "abcdef"));
   const auto checkpoint = Checkpoint::open(folder.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
   EXPECT_TRUE(checkpoint->require("good", DType::kBf16, {2, 1}).ok());
   const auto message = [&](std::string_view name, DType dtype, std::initializer_list<int64_t> shape) {
     return checkpoint->require(name, dtype, shape).status().message();
   };
-  EXPECT_THAT(message("gone", DType::kF32, {3, 4}), AllOf(HasSubstr("\"gone\" (F32 [3, 4]) is missing"), HasSubstr("config.json")));
-  EXPECT_THAT(message("half", DType::kBf16, {1}),
-              AllOf(HasSubstr("model.safetensors"), HasSubstr("dtype F16 is not supported for \"half\""), HasSubstr("BF16")));
-  EXPECT_THAT(message("good", DType::kF32, {2, 1}), AllOf(HasSubstr("\"good\" has dtype BF16"), HasSubstr("expected F32")));
+  EXPECT_THAT(message("gone", DType::kF32, {3, 4}),
+              AllOf(HasSubstr("\"gone\" (F32 [3, 4]) is missing"), HasSubstr("config.json")));
+  EXPECT_THAT(
+      message("half", DType::kBf16, {1}),
+      AllOf(HasSubstr("model.safetensors"), HasSubstr("dtype F16 is not supported for \"half\""), HasSubstr("BF16")));
+  EXPECT_THAT(message("good", DType::kF32, {2, 1}),
+              AllOf(HasSubstr("\"good\" has dtype BF16"), HasSubstr("expected F32")));
   EXPECT_THAT(message("good", DType::kBf16, {1, 2}), HasSubstr("\"good\" has shape [2, 1], expected [1, 2]"));
   EXPECT_THAT(message("good", DType::kBf16, {2}), HasSubstr("expected [2]"));
   EXPECT_THAT(message("good", DType::kBf16, {2, 1, 1}), HasSubstr("expected [2, 1, 1]"));
@@ -100,17 +105,25 @@ TEST(Checkpoint, SaysWhatIsWrongWithAFolder) {
     std::function<void(const TempFolder&)> change;  // of a good folder with two shards
     std::vector<const char*> fragments;
   };
-  const auto remove = [](const TempFolder& folder, const char* name) { std::filesystem::remove_all(folder.file(name)); };
+  const auto remove = [](const TempFolder& folder, const char* name) {
+    std::filesystem::remove_all(folder.file(name));
+  };
   const Case cases[] = {
-      {"no files", [&](const auto& f) { remove(f, kIndex); }, {"neither model.safetensors.index.json nor model.safetensors"}},
-      {"a missing shard", [&](const auto& f) { remove(f, "2.safetensors"); },
+      {"no files",
+       [&](const auto& f) { remove(f, kIndex); },
+       {"neither model.safetensors.index.json nor model.safetensors"}},
+      {"a missing shard",
+       [&](const auto& f) { remove(f, "2.safetensors"); },
        {kIndex, "shard \"2.safetensors\", which is not in the folder", "download"}},
       {"an empty shard", [](const auto& f) { f.write("2.safetensors", ""); }, {"2.safetensors is empty", "download"}},
       {"an empty index", [](const auto& f) { f.write(kIndex, ""); }, {kIndex, "is empty"}},
       {"a pointer as shard",
-       [](const auto& f) { f.write("2.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"); },
+       [](const auto& f) {
+         f.write("2.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
+       },
        {"2.safetensors is a Git LFS pointer", "git lfs pull"}},
-      {"a pointer as index", [](const auto& f) { f.write(kIndex, "version https://git-lfs.github.com/spec/v1\n"); },
+      {"a pointer as index",
+       [](const auto& f) { f.write(kIndex, "version https://git-lfs.github.com/spec/v1\n"); },
        {kIndex, "Git LFS pointer"}},
       {"a folder as shard",
        [&](const auto& f) {
@@ -125,16 +138,27 @@ TEST(Checkpoint, SaysWhatIsWrongWithAFolder) {
        },
        {"2.safetensors does not exist"}},
       {"a truncated shard",
-       [](const auto& f) { std::filesystem::resize_file(f.file("2.safetensors"), std::filesystem::file_size(f.file("2.safetensors")) - 1); },
+       [](const auto& f) {
+         std::filesystem::resize_file(f.file("2.safetensors"), std::filesystem::file_size(f.file("2.safetensors")) - 1);
+       },
        {"2.safetensors: tensor \"c\"", "truncated", "download it again"}},
       {"a tensor no shard holds",
-       [](const auto& f) { f.write(kIndex, R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors","bb":"2.safetensors","c":"2.safetensors"}})"); },
+       [](const auto& f) {
+         f.write(
+             kIndex,
+             R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors","bb":"2.safetensors","c":"2.safetensors"}})");
+       },
        {"tensor \"bb\" should be in 2.safetensors, but no shard holds it"}},
       {"a last tensor no shard holds",
-       [](const auto& f) { f.write(kIndex, R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"2.safetensors","z":"2.safetensors"}})"); },
+       [](const auto& f) {
+         f.write(kIndex,
+                 R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"2.safetensors","z":"2.safetensors"}})");
+       },
        {"tensor \"z\" should be in 2.safetensors, but no shard holds it"}},
       {"a tensor in another shard",
-       [](const auto& f) { f.write(kIndex, R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors","c":"2.safetensors"}})"); },
+       [](const auto& f) {
+         f.write(kIndex, R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors","c":"2.safetensors"}})");
+       },
        {"tensor \"b\" should be in 2.safetensors, but is in 1.safetensors"}},
       {"a tensor that is not listed",
        [](const auto& f) { f.write(kIndex, R"({"weight_map":{"a":"1.safetensors","c":"2.safetensors"}})"); },
@@ -142,10 +166,12 @@ TEST(Checkpoint, SaysWhatIsWrongWithAFolder) {
       {"a last tensor that is not listed",
        [](const auto& f) {
          f.write("2.safetensors", safetensors_file(R"({"c":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},)"
-                                                   R"("d":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}})", "cd"));
+                                                   R"("d":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}})",
+                                                   "cd"));
        },
        {"tensor \"d\" of 2.safetensors is not listed"}},
-      {"a tensor in both shards", [](const auto& f) { f.write("2.safetensors", one_tensor_file("b", "x")); },
+      {"a tensor in both shards",
+       [](const auto& f) { f.write("2.safetensors", one_tensor_file("b", "x")); },
        {"tensor \"b\" is in both 1.safetensors and 2.safetensors"}},
   };
   for (const Case& bad : cases) {
@@ -164,15 +190,16 @@ TEST(Checkpoint, AMissingFolderAndAFileInPlaceOfAFolderAreNamed) {
   EXPECT_THAT(error_of("/nonexistent/model"), AllOf(HasSubstr("/nonexistent/model"), HasSubstr("does not exist")));
   TempFolder folder;
   folder.write("model.safetensors", one_tensor_file("x", "1"));
-  EXPECT_THAT(error_of(folder.file("model.safetensors")), AllOf(HasSubstr("is not a folder"), HasSubstr("give the folder")));
+  EXPECT_THAT(error_of(folder.file("model.safetensors")),
+              AllOf(HasSubstr("is not a folder"), HasSubstr("give the folder")));
 }
 
 TEST(Checkpoint, OpeningALargeFileReadsItsHeaderOnly) {
   // 64 GiB of zeros, of which the disk stores none: reading them would fault them into memory.
   constexpr uint64_t kBytes = uint64_t{64} << 30;
   TempFolder folder;
-  const std::string header = fmt::format(
-      R"({{"table":{{"dtype":"F8_E4M3","shape":[{},256],"data_offsets":[0,{}]}}}})", kBytes / 256, kBytes);
+  const std::string header =
+      fmt::format(R"({{"table":{{"dtype":"F8_E4M3","shape":[{},256],"data_offsets":[0,{}]}}}})", kBytes / 256, kBytes);
   folder.write("model.safetensors", safetensors_file(header, ""));
   const uint64_t start = 8 + header.size();
   if (::truncate(folder.file("model.safetensors").c_str(), static_cast<off_t>(start + kBytes)) != 0)

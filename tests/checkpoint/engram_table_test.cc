@@ -188,7 +188,8 @@ TEST(EngramTable, ReportsValuesThatAreNotFiniteByRowAndColumnHoweverTheyAreRead)
   std::vector<float> out(kDim);
   for (const bool ahead : {false, true}) {
     const auto table = make(checkpoint, 10);
-    const std::pair<int64_t, const char*> cases[] = {{40, "row 40 column 3"}, {50, "row 50 column 32"}, {60, "row 60 column 33"}};
+    const std::pair<int64_t, const char*> cases[] = {
+        {40, "row 40 column 3"}, {50, "row 50 column 32"}, {60, "row 60 column 33"}};
     for (const auto& [row, place] : cases) {
       if (ahead) table->prefetch({&row, 1});
       table->wait_for_prefetch();

@@ -13,7 +13,8 @@ using ::testing::HasSubstr;
 
 TEST(GenerationConfig, ReadsEveryField) {
   const auto config = GenerationConfig::from_json(
-      "g.json", R"({"temperature":1.0,"top_p":0.95,"top_k":40,"do_sample":true,"eos_token_id":1,"_from_model_config":true})");
+      "g.json",
+      R"({"temperature":1.0,"top_p":0.95,"top_k":40,"do_sample":true,"eos_token_id":1,"_from_model_config":true})");
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->temperature, 1.0);
   EXPECT_EQ(config->top_p, 0.95);

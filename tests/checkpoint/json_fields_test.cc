@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 JsonFields parse(std::string_view text) { return JsonFields::parse("f.json", text).value(); }
 
 TEST(JsonFields, ReadsEachTypeByKeyOrAlias) {
-  const auto fields = parse(R"({"int":3,"real":2,"text":"x","flag":true,"list":[1,2],"one":7,"child":{"deep":-1},"nothing":null})");
+  const auto fields =
+      parse(R"({"int":3,"real":2,"text":"x","flag":true,"list":[1,2],"one":7,"child":{"deep":-1},"nothing":null})");
   int64_t integer = 0, deep = 0, untouched = 42;
   double real = 0;
   std::string text;
@@ -57,18 +58,66 @@ TEST(JsonFields, RefusesEveryWrongType) {
   const std::string_view document =
       R"({"text":"x","real":1.5,"big":18446744073709551615,"list":[1,"a"],"long":[1,2,3],"object":{},"flag":1})";
   const std::pair<std::function<void(const JsonFields&)>, const char*> cases[] = {
-      {[](const auto& f) { int64_t v; f.read({"text"}, &v, {0, 9}); }, "text is \"x\", expected an integer"},
-      {[](const auto& f) { int64_t v; f.read({"real"}, &v, {0, 9}); }, "real is 1.5, expected an integer"},
-      {[](const auto& f) { int64_t v; f.read({"big"}, &v, {0, INT64_MAX}); }, "big is 18446744073709551615"},
-      {[](const auto& f) { double v; f.read({"object"}, &v, {0, 9}); }, "object is an object, expected a number"},
-      {[](const auto& f) { double v; f.read({"real"}, &v, {2, 9}); }, "real is 1.5, expected a number from 2 to 9"},
-      {[](const auto& f) { std::string v; f.read({"real"}, &v); }, "real is 1.5, expected a string"},
-      {[](const auto& f) { bool v; f.read_if_present({"flag"}, &v); }, "flag is 1, expected true or false"},
-      {[](const auto& f) { std::vector<int64_t> v; f.read({"text"}, &v, {0, 9}, 9); }, "expected an array of integers"},
-      {[](const auto& f) { std::vector<int64_t> v; f.read({"list"}, &v, {0, 9}, 9); }, "list has \"a\" as entry 1"},
-      {[](const auto& f) { std::vector<int64_t> v; f.read({"long"}, &v, {0, 9}, 2); }, "long has more than 2 entries"},
-      {[](const auto& f) { std::vector<int64_t> v; f.read_one_or_more_if_present({"text"}, &v, {0, 9}, 2); }, "or an array of them"},
-      {[](const auto& f) { int64_t v; f.read({"gone", "alias"}, &v, {0, 9}); }, "f.json: gone is missing"},
+      {[](const auto& f) {
+         int64_t v;
+         f.read({"text"}, &v, {0, 9});
+       },
+       "text is \"x\", expected an integer"},
+      {[](const auto& f) {
+         int64_t v;
+         f.read({"real"}, &v, {0, 9});
+       },
+       "real is 1.5, expected an integer"},
+      {[](const auto& f) {
+         int64_t v;
+         f.read({"big"}, &v, {0, INT64_MAX});
+       },
+       "big is 18446744073709551615"},
+      {[](const auto& f) {
+         double v;
+         f.read({"object"}, &v, {0, 9});
+       },
+       "object is an object, expected a number"},
+      {[](const auto& f) {
+         double v;
+         f.read({"real"}, &v, {2, 9});
+       },
+       "real is 1.5, expected a number from 2 to 9"},
+      {[](const auto& f) {
+         std::string v;
+         f.read({"real"}, &v);
+       },
+       "real is 1.5, expected a string"},
+      {[](const auto& f) {
+         bool v;
+         f.read_if_present({"flag"}, &v);
+       },
+       "flag is 1, expected true or false"},
+      {[](const auto& f) {
+         std::vector<int64_t> v;
+         f.read({"text"}, &v, {0, 9}, 9);
+       },
+       "expected an array of integers"},
+      {[](const auto& f) {
+         std::vector<int64_t> v;
+         f.read({"list"}, &v, {0, 9}, 9);
+       },
+       "list has \"a\" as entry 1"},
+      {[](const auto& f) {
+         std::vector<int64_t> v;
+         f.read({"long"}, &v, {0, 9}, 2);
+       },
+       "long has more than 2 entries"},
+      {[](const auto& f) {
+         std::vector<int64_t> v;
+         f.read_one_or_more_if_present({"text"}, &v, {0, 9}, 2);
+       },
+       "or an array of them"},
+      {[](const auto& f) {
+         int64_t v;
+         f.read({"gone", "alias"}, &v, {0, 9});
+       },
+       "f.json: gone is missing"},
       {[](const auto& f) { (void)f.child("text"); }, "text is \"x\", expected an object"},
   };
   for (const auto& [read, fragment] : cases) {

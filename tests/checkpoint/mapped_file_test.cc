@@ -31,12 +31,10 @@ TEST(MappedFile, RefusesWhatIsNoOrdinaryFile) {
   folder.write("empty", "");
   folder.write("pointer", "version https://git-lfs.github.com/spec/v1\n");
   ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
-  const std::pair<std::string, const char*> cases[] = {{folder.file("none"), "does not exist"},
-                                                       {folder.path(), "is a folder"},
-                                                       {folder.file("empty"), "is empty"},
-                                                       {folder.file("pointer"), "Git LFS pointer"},
-                                                       {folder.file("pipe"), "not a regular file"},
-                                                       {folder.file("empty") + "/x", "cannot open"}};
+  const std::pair<std::string, const char*> cases[] = {
+      {folder.file("none"), "does not exist"},     {folder.path(), "is a folder"},
+      {folder.file("empty"), "is empty"},          {folder.file("pointer"), "Git LFS pointer"},
+      {folder.file("pipe"), "not a regular file"}, {folder.file("empty") + "/x", "cannot open"}};
   for (const auto& [path, fragment] : cases) {
     const auto file = MappedFile::open(path);
     ASSERT_FALSE(file.ok()) << path;

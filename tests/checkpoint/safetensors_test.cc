@@ -19,7 +19,8 @@ Result<std::vector<StoredTensor>> parse(const std::string& file) {
   return parse_safetensors("m.safetensors", std::as_bytes(std::span(file)));
 }
 
-std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
   return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":{}}})", name, dtype, shape, offsets);
 }
 
@@ -33,7 +34,8 @@ std::string raw_length(uint64_t length, std::string rest) {
 
 TEST(Safetensors, GivesTheTensorsInTheOrderOfTheirBytes) {
   const std::string header = braces(entry("b", "BF16", "[2,1]", "[3,7]") + "," + entry("a", "I8", "[3]", "[0,3]") +
-                                    R"(,"__metadata__":{"format":"pt"})") + "   ";
+                                    R"(,"__metadata__":{"format":"pt"})") +
+                             "   ";
   const std::string file = safetensors_file(header, "abcdefg");
   const auto tensors = parse(file);
   ASSERT_TRUE(tensors.ok()) << tensors.status().message();
@@ -50,8 +52,9 @@ TEST(Safetensors, GivesTheTensorsInTheOrderOfTheirBytes) {
 }
 
 TEST(Safetensors, TensorsMayBeEmptyScalarOrOfATypeTheEngineDoesNotUse) {
-  const std::string header = braces(entry("none", "F32", "[0,7]", "[0,0]") + "," + entry("one", "F64", "[]", "[0,8]") + "," +
-                                    entry("packed", "F4", "[3,2]", "[8,11]") + "," + entry("end", "I8", "[0]", "[11,11]"));
+  const std::string header =
+      braces(entry("none", "F32", "[0,7]", "[0,0]") + "," + entry("one", "F64", "[]", "[0,8]") + "," +
+             entry("packed", "F4", "[3,2]", "[8,11]") + "," + entry("end", "I8", "[0]", "[11,11]"));
   const auto tensors = parse(safetensors_file(header, "12345678abc"));
   ASSERT_TRUE(tensors.ok()) << tensors.status().message();
   EXPECT_EQ(tensors->size(), 4u);
@@ -87,16 +90,21 @@ std::vector<BadFile> bad_files() {
       {"metadata that is no object", one(R"("__metadata__":3)", ""), {"entry \"__metadata__\" is not an object"}},
       {"an empty name", one(entry("", "I8", "[1]", "[0,1]"), "x"), {"empty string as its name"}},
       {"no dtype", one(R"("a":{"shape":[1],"data_offsets":[0,1]})", "x"), {"tensor \"a\"", "\"dtype\""}},
-      {"a numeric dtype", one(R"("a":{"dtype":1,"shape":[1],"data_offsets":[0,1]})", "x"), {"tensor \"a\"", "\"dtype\""}},
+      {"a numeric dtype",
+       one(R"("a":{"dtype":1,"shape":[1],"data_offsets":[0,1]})", "x"),
+       {"tensor \"a\"", "\"dtype\""}},
       {"an unknown dtype", one(entry("a", "F12", "[1]", "[0,1]"), "x"), {"tensor \"a\"", "dtype \"F12\" is unknown"}},
       {"no shape", one(R"("a":{"dtype":"I8","data_offsets":[0,1]})", "x"), {"tensor \"a\"", "\"shape\""}},
       {"a negative size", one(entry("a", "I8", "[-1]", "[0,1]"), "x"), {"tensor \"a\"", "shape entry 0"}},
       {"a real size", one(entry("a", "I8", "[1.0]", "[0,1]"), "x"), {"tensor \"a\"", "shape entry 0"}},
       {"a size over int64", one(entry("a", "I8", "[9223372036854775808]", "[0,1]"), "x"), {"shape entry 0"}},
-      {"a shape that overflows", one(entry("a", "I8", "[4294967296,4294967296,16]", "[0,1]"), "x"),
+      {"a shape that overflows",
+       one(entry("a", "I8", "[4294967296,4294967296,16]", "[0,1]"), "x"),
        {"tensor \"a\"", "[4294967296, 4294967296, 16] is too large"}},
       {"a shape whose bits overflow", one(entry("a", "F64", "[576460752303423488]", "[0,1]"), "x"), {"too large"}},
-      {"too many dimensions", one(entry("a", "I8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), "x"), {"9 dimensions", "at most 8"}},
+      {"too many dimensions",
+       one(entry("a", "I8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), "x"),
+       {"9 dimensions", "at most 8"}},
       {"half a byte", one(entry("a", "F4", "[3]", "[0,1]"), "x"), {"[3] values of F4", "whole number of bytes"}},
       {"no offsets", one(R"("a":{"dtype":"I8","shape":[1]})", "x"), {"tensor \"a\"", "data_offsets"}},
       {"one offset", one(entry("a", "I8", "[1]", "[0]"), "x"), {"tensor \"a\"", "data_offsets"}},
@@ -104,19 +112,30 @@ std::vector<BadFile> bad_files() {
       {"a negative offset", one(entry("a", "I8", "[1]", "[-1,0]"), "x"), {"data_offsets"}},
       {"an offset as text", one(entry("a", "I8", "[1]", R"(["0","1"])"), "x"), {"data_offsets"}},
       {"offsets the wrong way round", one(entry("a", "I8", "[1]", "[1,0]"), "x"), {"end at 0 before they begin at 1"}},
-      {"a truncated file", one(entry("a", "I8", "[100]", "[0,100]"), "x"),
+      {"a truncated file",
+       one(entry("a", "I8", "[100]", "[0,100]"), "x"),
        {"m.safetensors: tensor \"a\"", "end at 100", "1 bytes of data", "truncated", "download it again"}},
-      {"an end near 2^64", one(entry("a", "I8", "[1]", "[18446744073709551614,18446744073709551615]"), "x"), {"truncated"}},
-      {"fewer bytes than the shape", one(entry("a", "F32", "[2]", "[0,4]"), "abcd"), {"F32 of [2] needs 8 bytes", "span 4"}},
-      {"more bytes than the shape", one(entry("a", "BF16", "[1]", "[0,4]"), "abcd"), {"BF16 of [1] needs 2 bytes", "span 4"}},
-      {"overlapping tensors", one(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "I8", "[2]", "[2,4]"), "abcd"),
+      {"an end near 2^64",
+       one(entry("a", "I8", "[1]", "[18446744073709551614,18446744073709551615]"), "x"),
+       {"truncated"}},
+      {"fewer bytes than the shape",
+       one(entry("a", "F32", "[2]", "[0,4]"), "abcd"),
+       {"F32 of [2] needs 8 bytes", "span 4"}},
+      {"more bytes than the shape",
+       one(entry("a", "BF16", "[1]", "[0,4]"), "abcd"),
+       {"BF16 of [1] needs 2 bytes", "span 4"}},
+      {"overlapping tensors",
+       one(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "I8", "[2]", "[2,4]"), "abcd"),
        {"tensors \"a\" and \"b\" overlap"}},
-      {"two tensors at one place", one(entry("a", "I8", "[2]", "[0,2]") + "," + entry("b", "I8", "[2]", "[0,2]"), "ab"),
+      {"two tensors at one place",
+       one(entry("a", "I8", "[2]", "[0,2]") + "," + entry("b", "I8", "[2]", "[0,2]"), "ab"),
        {"overlap"}},
-      {"a gap", one(entry("a", "I8", "[1]", "[0,1]") + "," + entry("b", "I8", "[1]", "[2,3]"), "abc"),
+      {"a gap",
+       one(entry("a", "I8", "[1]", "[0,1]") + "," + entry("b", "I8", "[1]", "[2,3]"), "abc"),
        {"1 bytes before tensor \"b\" belong to no tensor"}},
       {"bytes left over", one(entry("a", "I8", "[1]", "[0,1]"), "abc"), {"2 bytes after the last tensor"}},
-      {"a name twice", one(entry("a", "I8", "[1]", "[0,1]") + "," + entry("a", "I8", "[1]", "[1,2]"), "ab"),
+      {"a name twice",
+       one(entry("a", "I8", "[1]", "[0,1]") + "," + entry("a", "I8", "[1]", "[1,2]"), "ab"),
        {"tensor \"a\" appears twice"}},
   };
 }
@@ -132,15 +151,16 @@ TEST(Safetensors, SaysWhatIsWrongWithADamagedFile) {
 }
 
 TEST(Safetensors, ControlCharactersAndLongNamesAreTamedInMessages) {
-  const auto result = parse(safetensors_file(braces(entry("a\\n" + std::string(500, 'x'), "F12", "[1]", "[0,1]")), "x"));
+  const auto result =
+      parse(safetensors_file(braces(entry("a\\n" + std::string(500, 'x'), "F12", "[1]", "[0,1]")), "x"));
   ASSERT_FALSE(result.ok());
   EXPECT_THAT(result.status().message(), HasSubstr("\"a\\x0axxx"));
   EXPECT_LT(result.status().message().size(), 400u);
 }
 
 TEST(Safetensors, EveryPrefixOfAGoodFileIsRefusedWithoutReadingPastItsEnd) {
-  const std::string file = safetensors_file(
-      braces(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "BF16", "[2]", "[3,7]")), "abcdefg");
+  const std::string file =
+      safetensors_file(braces(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "BF16", "[2]", "[3,7]")), "abcdefg");
   ASSERT_TRUE(parse(file).ok());
   for (size_t length = 0; length < file.size(); ++length) {
     // A copy of exactly this size, so that a sanitizer sees any read past it.
@@ -151,8 +171,8 @@ TEST(Safetensors, EveryPrefixOfAGoodFileIsRefusedWithoutReadingPastItsEnd) {
 }
 
 TEST(Safetensors, WhateverSingleByteIsChangedTheTensorsStayInsideOfTheFile) {
-  const std::string good = safetensors_file(
-      braces(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "BF16", "[2]", "[3,7]")), "abcdefg");
+  const std::string good =
+      safetensors_file(braces(entry("a", "I8", "[3]", "[0,3]") + "," + entry("b", "BF16", "[2]", "[3,7]")), "abcdefg");
   std::mt19937 random(5);
   for (int i = 0; i < 20000; ++i) {
     std::string file = good;
@@ -168,8 +188,9 @@ TEST(Safetensors, WhateverSingleByteIsChangedTheTensorsStayInsideOfTheFile) {
 }
 
 TEST(DType, EveryNameLeadsBackToItself) {
-  for (const char* name : {"BF16", "F32", "F8_E4M3", "F8_E8M0", "I8", "BOOL", "U8", "I16", "U16", "F16", "I32", "U32", "I64",
-                           "U64", "F64", "C64", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4"}) {
+  for (const char* name : {"BF16",    "F32",         "F8_E4M3",     "F8_E8M0", "I8",      "BOOL", "U8",  "I16",
+                           "U16",     "F16",         "I32",         "U32",     "I64",     "U64",  "F64", "C64",
+                           "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4"}) {
     const auto dtype = dtype_from_name(name);
     ASSERT_TRUE(dtype.has_value()) << name;
     EXPECT_EQ(name_of(*dtype), name);

@@ -1,4 +1,5 @@
-// TempFolder: a folder that goes when the test ends, and helpers that write (good or damaged) safetensors files into it.
+// TempFolder: a folder that goes when the test ends, and helpers that write (good or damaged) safetensors files into
+// it.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,8 @@ inline std::string safetensors_file(std::string_view header, std::string_view da
 // The bytes of a file with one tensor of bytes: `"name": I8 [data.size()]`.
 inline std::string one_tensor_file(std::string_view name, std::string_view data) {
   return safetensors_file(
-      fmt::format(R"({{"{}":{{"dtype":"I8","shape":[{}],"data_offsets":[0,{}]}}}})", name, data.size(), data.size()), data);
+      fmt::format(R"({{"{}":{{"dtype":"I8","shape":[{}],"data_offsets":[0,{}]}}}})", name, data.size(), data.size()),
+      data);
 }
 
 }  // namespace deepinfer

@@ -38,7 +38,8 @@ TEST(TokenMap, SaysWhatIsWrong) {
   for (const auto& [text, fragment] : cases) {
     const auto map = parse_token_map("t.json", text, 4, 3);
     ASSERT_FALSE(map.ok()) << text;
-    EXPECT_THAT(map.status().message(), testing::AllOf(HasSubstr("t.json"), HasSubstr(fragment), HasSubstr("tokenizer")));
+    EXPECT_THAT(map.status().message(),
+                testing::AllOf(HasSubstr("t.json"), HasSubstr(fragment), HasSubstr("tokenizer")));
   }
 }
 

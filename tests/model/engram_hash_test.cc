@@ -63,20 +63,22 @@ TEST(Sha256, GivesThePublishedDigestsOfTheEmptyAndTheThreeLetterMessage) {
 
 TEST(EngramHash, DerivesTheReleasedMultipliers) {
   const auto hash = released_hash();
-  EXPECT_THAT(hash.table(0).multipliers, ElementsAre(76632096046245u, 4839876093313u, 35959672319349u, 73987337458391u));
-  EXPECT_THAT(hash.table(1).multipliers, ElementsAre(67716810739261u, 51510806800915u, 30921347202721u, 82619226485591u));
+  EXPECT_THAT(hash.table(0).multipliers,
+              ElementsAre(76632096046245u, 4839876093313u, 35959672319349u, 73987337458391u));
+  EXPECT_THAT(hash.table(1).multipliers,
+              ElementsAre(67716810739261u, 51510806800915u, 30921347202721u, 82619226485591u));
 }
 
 TEST(EngramHash, FindsTheReleasedPrimesWhichSumToTheTableSizes) {
   const auto hash = released_hash();
   EXPECT_THAT(hash.table(0).primes,
-              ElementsAre(16000057, 16000079, 16000081, 16000097, 16000121, 16000129, 16000133, 16000183, 16000189, 16000207,
-                          16000211, 16000253, 16000277, 16000289, 16000307, 16000321, 16000339, 16000381, 16000393, 16000399,
-                          16000403, 16000409, 16000447, 16000463));
+              ElementsAre(16000057, 16000079, 16000081, 16000097, 16000121, 16000129, 16000133, 16000183, 16000189,
+                          16000207, 16000211, 16000253, 16000277, 16000289, 16000307, 16000321, 16000339, 16000381,
+                          16000393, 16000399, 16000403, 16000409, 16000447, 16000463));
   EXPECT_THAT(hash.table(1).primes,
-              ElementsAre(16000477, 16000487, 16000499, 16000507, 16000511, 16000573, 16000609, 16000627, 16000667, 16000669,
-                          16000693, 16000697, 16000711, 16000729, 16000759, 16000769, 16000781, 16000799, 16000813, 16000819,
-                          16000841, 16000877, 16000879, 16000889));
+              ElementsAre(16000477, 16000487, 16000499, 16000507, 16000511, 16000573, 16000609, 16000627, 16000667,
+                          16000669, 16000693, 16000697, 16000711, 16000729, 16000759, 16000769, 16000781, 16000799,
+                          16000813, 16000819, 16000841, 16000877, 16000879, 16000889));
   EXPECT_EQ(hash.num_rows(0), 384006168);
   EXPECT_EQ(hash.num_rows(1), 384016682);
 }
@@ -85,13 +87,13 @@ TEST(EngramHash, TwoTokensGiveThePublishedRowsAndDigests) {
   const auto hash = released_hash();
   const std::vector<int32_t> ids = {0, 3};
   EXPECT_THAT(rows_at(hash, 0, ids, 0),
-              ElementsAre(5702652, 24393184, 39183301, 61503783, 78984481, 90144770, 103724983, 121476532, 131476717, 152385926,
-                          164143652, 191599181, 198145581, 217419202, 238329687, 247482304, 257520185, 283540304, 288689443,
-                          315264704, 322314652, 348890037, 367865216, 380066193));
+              ElementsAre(5702652, 24393184, 39183301, 61503783, 78984481, 90144770, 103724983, 121476532, 131476717,
+                          152385926, 164143652, 191599181, 198145581, 217419202, 238329687, 247482304, 257520185,
+                          283540304, 288689443, 315264704, 322314652, 348890037, 367865216, 380066193));
   EXPECT_THAT(rows_at(hash, 1, ids, 1),
-              ElementsAre(7976312, 25015455, 32662253, 59094253, 72310297, 85156133, 108102275, 119576138, 131069797, 145343601,
-                          172623612, 185170695, 205084594, 221545257, 227646200, 251014423, 260231155, 280143022, 290296486,
-                          312934632, 326604373, 350427914, 363307643, 379703671));
+              ElementsAre(7976312, 25015455, 32662253, 59094253, 72310297, 85156133, 108102275, 119576138, 131069797,
+                          145343601, 172623612, 185170695, 205084594, 221545257, 227646200, 251014423, 260231155,
+                          280143022, 290296486, 312934632, 326604373, 350427914, 363307643, 379703671));
   EXPECT_EQ(digest(hash, ids), "f5a64799492bea90bc6d87f0cb8a67bb983441e1cd9c12ec2e7b8df6cbcfee1d");
   EXPECT_EQ(digest(hash, ids, 0), "8e0187ea859a7db65517a540eb5210457ec907fd0b2f44042d830366cbedbda5");
   EXPECT_EQ(digest(hash, ids, 1), "33e046238287e6e8b7c3466bdb4b7b47182ad19f9115afac8a1983ede219ba80");
@@ -114,8 +116,8 @@ TEST(EngramHash, AnImageInTheMiddleGivesThePublishedDigest) {
 }
 
 TEST(EngramHash, ASentenceGivesThePublishedDigest) {
-  const std::vector<int32_t> ids = {0,   237,   4015,  9933, 18307, 42368, 880,  237,
-                                    32356, 5327, 16, 237, 4015, 2676, 1231, 18307};
+  const std::vector<int32_t> ids = {0,     237,  4015, 9933, 18307, 42368, 880,  237,
+                                    32356, 5327, 16,   237,  4015,  2676,  1231, 18307};
   EXPECT_EQ(digest(released_hash(), ids), "24c1985c272591bbbaf1811f65e3e1623197618602989b89a1af8275152fc199");
 }
 
@@ -199,7 +201,8 @@ TEST(EngramHash, ProductsStayBelowTwoToThe63ForEveryVocabularySize) {
     for (int table = 0; table < 2; ++table)
       for (const uint64_t m : hash.table(table).multipliers) {
         EXPECT_EQ(m % 2, 1u);
-        EXPECT_LT(static_cast<unsigned __int128>(m) * static_cast<uint64_t>(vocab - 1), static_cast<unsigned __int128>(1) << 63);
+        EXPECT_LT(static_cast<unsigned __int128>(m) * static_cast<uint64_t>(vocab - 1),
+                  static_cast<unsigned __int128>(1) << 63);
       }
   }
 }
@@ -207,7 +210,8 @@ TEST(EngramHash, ProductsStayBelowTwoToThe63ForEveryVocabularySize) {
 TEST(EngramHash, RefusesAPadIdOutsideOfTheCompressedVocabulary) {
   const auto result = EngramHash::create(released_config(), 99092);
   ASSERT_FALSE(result.ok());
-  EXPECT_THAT(result.status().message(), testing::AllOf(testing::HasSubstr("99092"), testing::HasSubstr("engram_pad_token_id")));
+  EXPECT_THAT(result.status().message(),
+              testing::AllOf(testing::HasSubstr("99092"), testing::HasSubstr("engram_pad_token_id")));
 }
 
 TEST(EngramPrimes, AgreeWithTrialDivision) {

@@ -121,8 +121,9 @@ TEST(ModelConfig, ReadsEveryGoldenModel) {
 TEST(ModelConfig, OptionalPartsMayBeMissing) {
   Json json = golden("tiny_full");
   Json& text = json["text_config"];
-  for (const char* key : {"rope_scaling", "engram_layer_ids", "engram_num_embeddings", "engram_head_dim",
-                          "candidate_source_layer_id", "candidate_topk_blocks", "candidate_block_size", "norm_topk_prob"})
+  for (const char* key :
+       {"rope_scaling", "engram_layer_ids", "engram_num_embeddings", "engram_head_dim", "candidate_source_layer_id",
+        "candidate_topk_blocks", "candidate_block_size", "norm_topk_prob"})
     text.erase(key);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "image_token_id"}) json.erase(key);
   const auto c = parse_ok(json);
@@ -135,23 +136,22 @@ TEST(ModelConfig, OptionalPartsMayBeMissing) {
 }
 
 TEST(ModelConfig, TheFlatDialectGivesTheSameValues) {
-  const std::pair<const char*, const char*> renamed[] = {
-      {"hidden_size", "dim"},
-      {"moe_intermediate_size", "moe_inter_dim"},
-      {"num_hidden_layers", "n_layers"},
-      {"num_nextn_predict_layers", "n_mtp_layers"},
-      {"num_attention_heads", "n_heads"},
-      {"scoring_func", "score_func"},
-      {"routed_scaling_factor", "route_scale"},
-      {"qk_rope_head_dim", "rope_head_dim"},
-      {"rms_norm_eps", "norm_eps"},
-      {"sliding_window", "window_size"},
-      {"kv_source_layer_ids", "kv_source_layers"},
-      {"index_source_layer_ids", "index_source_layers"},
-      {"candidate_source_layer_id", "candidate_source_layer"},
-      {"num_experts_per_tok", "n_activated_experts"},
-      {"engram_pad_token_id", "engram_pad_id"},
-      {"dspark_num_experts_per_tok", "dspark_n_activated_experts"}};
+  const std::pair<const char*, const char*> renamed[] = {{"hidden_size", "dim"},
+                                                         {"moe_intermediate_size", "moe_inter_dim"},
+                                                         {"num_hidden_layers", "n_layers"},
+                                                         {"num_nextn_predict_layers", "n_mtp_layers"},
+                                                         {"num_attention_heads", "n_heads"},
+                                                         {"scoring_func", "score_func"},
+                                                         {"routed_scaling_factor", "route_scale"},
+                                                         {"qk_rope_head_dim", "rope_head_dim"},
+                                                         {"rms_norm_eps", "norm_eps"},
+                                                         {"sliding_window", "window_size"},
+                                                         {"kv_source_layer_ids", "kv_source_layers"},
+                                                         {"index_source_layer_ids", "index_source_layers"},
+                                                         {"candidate_source_layer_id", "candidate_source_layer"},
+                                                         {"num_experts_per_tok", "n_activated_experts"},
+                                                         {"engram_pad_token_id", "engram_pad_id"},
+                                                         {"dspark_num_experts_per_tok", "dspark_n_activated_experts"}};
   const Json nested = released();
   Json flat = nested["text_config"];
   for (const auto& [from, to] : renamed) {
@@ -159,8 +159,13 @@ TEST(ModelConfig, TheFlatDialectGivesTheSameValues) {
     flat.erase(from);
   }
   for (const char* key : {"model_type", "rope_scaling", "max_position_embeddings", "topk_method"}) flat.erase(key);
-  flat.update({{"original_seq_len", 65536}, {"rope_factor", 16}, {"beta_fast", 32}, {"beta_slow", 1}, {"dtype", "fp8"},
-               {"expert_dtype", "fp4"}, {"vision_n_layers", 32}});
+  flat.update({{"original_seq_len", 65536},
+               {"rope_factor", 16},
+               {"beta_fast", 32},
+               {"beta_slow", 1},
+               {"dtype", "fp8"},
+               {"expert_dtype", "fp4"},
+               {"vision_n_layers", 32}});
   const auto a = parse_ok(nested), b = parse_ok(flat);
   EXPECT_EQ(a.hidden_size, b.hidden_size);
   EXPECT_EQ(a.moe_intermediate_size, b.moe_intermediate_size);
@@ -228,14 +233,17 @@ const std::vector<BadConfig>& bad_configs() {
       {"tied embeddings", set("tie_word_embeddings", true), {"tie_word_embeddings is true"}},
       {"several KV heads", set("num_key_value_heads", 8), {"num_key_value_heads is 8", "1 only"}},
       {"two shared experts", set("n_shared_experts", 2), {"n_shared_experts is 2"}},
-      {"another rope", set("rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"original_max_position_embeddings", 64}}),
+      {"another rope",
+       set("rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"original_max_position_embeddings", 64}}),
        {"rope_scaling.rope_type", "linear", "yarn"}},
       {"rope without a type", set("rope_scaling", {{"factor", 2}}), {"rope_scaling.rope_type is missing"}},
       {"rope not an object", set("rope_scaling", 3), {"rope_scaling is 3", "expected an object"}},
       {"no quantization", [](Json& j) { j.erase("quantization_config"); }, {"quantization_config is missing"}},
       {"another quantization", set("/quantization_config/quant_method", "awq"), {"quant_method", "awq", "fp8"}},
       {"another scale format", set("/quantization_config/scale_fmt", "float"), {"scale_fmt", "ue8m0"}},
-      {"another block", set("/quantization_config/weight_block_size", {128, 128}), {"weight_block_size", "[128, 128]", "[32, 32]"}},
+      {"another block",
+       set("/quantization_config/weight_block_size", {128, 128}),
+       {"weight_block_size", "[128, 128]", "[32, 32]"}},
       {"another expert type", set("/quantization_config/expert_dtype", "int4"), {"expert_dtype", "fp4"}},
       {"a missing size", erase("hidden_size"), {"text_config.hidden_size is missing"}},
       {"a size of the wrong type", set("hidden_size", "128"), {"hidden_size", "expected an integer"}},
@@ -252,34 +260,56 @@ const std::vector<BadConfig>& bad_configs() {
       {"heads that groups do not divide", set("num_attention_heads", 5), {"num_attention_heads is 5", "o_groups", "2"}},
       {"an odd rope", set("qk_rope_head_dim", 15), {"qk_rope_head_dim is 15", "even"}},
       {"a rope over the index head", set("qk_rope_head_dim", 48), {"qk_rope_head_dim is 48", "index_head_dim (32)"}},
-      {"more experts a token than there are", set("num_experts_per_tok", 9), {"num_experts_per_tok is 9", "n_routed_experts", "8"}},
+      {"more experts a token than there are",
+       set("num_experts_per_tok", 9),
+       {"num_experts_per_tok is 9", "n_routed_experts", "8"}},
       {"too few ratios", set("compress_ratios", {0, 2}), {"compress_ratios has 2 entries", "8"}},
       {"a negative ratio", set("compress_ratios", {0, -2, 2, 2, 1, 1, 1, 1}), {"compress_ratios has", "-2", "entry 1"}},
       {"an absurd ratio", set("compress_ratios", {0, 999999, 2, 2, 1, 1, 1, 1}), {"compress_ratios", "999999"}},
-      {"a ratio unlike its source's", set("compress_ratios", {0, 2, 1, 2, 1, 1, 1, 1}),
+      {"a ratio unlike its source's",
+       set("compress_ratios", {0, 2, 1, 2, 1, 1, 1, 1}),
        {"compress_ratios[2] is 1", "expected 2", "layer 1"}},
-      {"a ratio before any source", set("compress_ratios", {2, 2, 2, 2, 1, 1, 1, 1}),
+      {"a ratio before any source",
+       set("compress_ratios", {2, 2, 2, 2, 1, 1, 1, 1}),
        {"compress_ratios[0] is 2", "kv_source_layer_ids"}},
-      {"a source without ratio", set("compress_ratios", {0, 0, 0, 2, 1, 1, 1, 1}),
+      {"a source without ratio",
+       set("compress_ratios", {0, 0, 0, 2, 1, 1, 1, 1}),
        {"compress_ratios[1] is 0", "kv_source_layer_ids"}},
-      {"a source outside of the model", set("kv_source_layer_ids", {1, 3, 8}), {"kv_source_layer_ids names layer 8", "8"}},
-      {"sources out of order", set("kv_source_layer_ids", {3, 1, 4}), {"kv_source_layer_ids is [3, 1, 4]", "ascending"}},
+      {"a source outside of the model",
+       set("kv_source_layer_ids", {1, 3, 8}),
+       {"kv_source_layer_ids names layer 8", "8"}},
+      {"sources out of order",
+       set("kv_source_layer_ids", {3, 1, 4}),
+       {"kv_source_layer_ids is [3, 1, 4]", "ascending"}},
       {"a source twice", set("index_source_layer_ids", {1, 1, 3, 4}), {"index_source_layer_ids", "without repetition"}},
-      {"a KV source without index", set("index_source_layer_ids", {1, 4, 6}), {"layer 3", "index_source_layer_ids does not"}},
-      {"a candidate source without index", set("candidate_source_layer_id", 5), {"candidate_source_layer_id is 5", "[1, 3, 4, 6]"}},
-      {"a KV source after the candidates", set("candidate_source_layer_id", 3), {"candidate_source_layer_id is 3", "KV source 4"}},
-      {"a candidate pool below top-k", set("candidate_topk_blocks", 3), {"candidate_topk_blocks 3", "5 rows", "index_topk", "6"}},
-      {"a table size that is not the primes' sum", set("engram_num_embeddings", {630, 835}),
+      {"a KV source without index",
+       set("index_source_layer_ids", {1, 4, 6}),
+       {"layer 3", "index_source_layer_ids does not"}},
+      {"a candidate source without index",
+       set("candidate_source_layer_id", 5),
+       {"candidate_source_layer_id is 5", "[1, 3, 4, 6]"}},
+      {"a KV source after the candidates",
+       set("candidate_source_layer_id", 3),
+       {"candidate_source_layer_id is 3", "KV source 4"}},
+      {"a candidate pool below top-k",
+       set("candidate_topk_blocks", 3),
+       {"candidate_topk_blocks 3", "5 rows", "index_topk", "6"}},
+      {"a table size that is not the primes' sum",
+       set("engram_num_embeddings", {630, 835}),
        {"engram_num_embeddings[1] is 835", "expected 834"}},
       {"a missing table size", set("engram_num_embeddings", {630}), {"engram_num_embeddings has 1 entries", "2"}},
       {"an Engram layer outside of the model", set("engram_layer_ids", {1, 9}), {"engram_layer_ids names layer 9"}},
       {"an unaligned Engram row", set("engram_head_dim", 40), {"engram_head_dim is 40", "multiple of 32"}},
-      {"an Engram vocabulary over the vocabulary", set("engram_compressed_vocab_size", 257), {"engram_compressed_vocab_size is 257"}},
+      {"an Engram vocabulary over the vocabulary",
+       set("engram_compressed_vocab_size", 257),
+       {"engram_compressed_vocab_size is 257"}},
       {"an Engram pad outside of the vocabulary", set("engram_pad_token_id", 256), {"engram_pad_token_id is 256"}},
       {"a missing Engram size", erase("engram_n_heads"), {"engram_n_heads is missing"}},
       {"an end token outside of the vocabulary", set("/eos_token_id", 256), {"eos_token_id is 256", "vocab_size"}},
       {"an image token outside of the vocabulary", set("/image_token_id", 300), {"image_token_id is 300"}},
-      {"a text_config that is no object", set("/text_config", Json::array({1})), {"text_config is an array", "expected an object"}},
+      {"a text_config that is no object",
+       set("/text_config", Json::array({1})),
+       {"text_config is an array", "expected an object"}},
       {"a negative eps", set("rms_norm_eps", -1.0), {"rms_norm_eps", "from 0 to 1"}},
       {"no residual stream", set("hc_mult", 0), {"hc_mult", "from 1 to 64"}},
       {"no positions", set("max_position_embeddings", 0), {"max_position_embeddings"}},
