@@ -1,6 +1,9 @@
 // Linear kernels for AVX2, FMA and F16C: 16 rows in two vectors, one column a step.
 //
-// FP8: an E4M3 code shifted into an FP16 is its value times 2^-8, subnormals included; the factor is repaid on the sum.
+// FP8, Fp8: an E4M3 code shifted into an FP16 is its value times 2^-8, subnormals included; the factor is repaid on the sum.
+// FP8, Fp8Lanes: a code shifted into an fp32 is its value times 2^-120. Its subnormals stay subnormal, which AMD processors
+// multiply at full speed (and others do not), and shifts are half the work of converting FP16 there. Inputs come times
+// 2^88, so that products keep their bits; the rest is repaid on the sum.
 // MXFP4: two byte shuffles give the bytes of BF16 pairs, and a shift or a mask makes fp32 of each.
 #include <immintrin.h>
 
@@ -20,7 +23,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline void store_weights(std::byte* to, Vec v) { _mm256_store_ps(reinterpret_cast<float*>(to), v); }
 inline __m256i load_line(const std::byte* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
-constexpr int kWalkTokens = 4;
+constexpr int kWalkTokens = 6;
 constexpr int kPanelTiles = 1;
 constexpr int walk_tiles(int num_tokens) { return num_tokens == 1 ? 4 : num_tokens == 2 ? 2 : 1; }
 
@@ -46,16 +49,18 @@ struct F32 : Unscaled {
   static constexpr bool kIsPanel = true;
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit(Index<0>{}, Index<0>{}, Fp32Math::load_weights(line));
-    emit(Index<0>{}, Index<1>{}, Fp32Math::load_weights(line + 32));
+    emit(Index<0>{}, Fp32Math::load_weights(line), Fp32Math::load_weights(line + 32));
   }
 };
 
-// Of BF16 pairs, one row a lane: step + 0 is the low halves, step + 1 the high ones.
-template <typename Step0, typename Step1, typename Part, typename Emit>
-[[gnu::always_inline]] inline void emit_pairs(__m256i pairs, Step0 even, Step1 odd, Part part, Emit&& emit) {
-  emit(even, part, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
-  emit(odd, part, _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u)))));
+// Of the BF16 pairs of rows 0-7 and 8-15, one row a lane: step kFirst is the low halves, the next the high ones.
+template <int kFirst, typename Emit>
+[[gnu::always_inline]] inline void emit_pairs(__m256i upper, __m256i lower, Emit&& emit) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+  emit(Index<kFirst>{}, _mm256_castsi256_ps(_mm256_slli_epi32(upper, 16)),
+       _mm256_castsi256_ps(_mm256_slli_epi32(lower, 16)));
+  emit(Index<kFirst + 1>{}, _mm256_castsi256_ps(_mm256_and_si256(upper, mask)),
+       _mm256_castsi256_ps(_mm256_and_si256(lower, mask)));
 }
 
 struct Bf16 : Unscaled {
@@ -64,8 +69,7 @@ struct Bf16 : Unscaled {
   static constexpr bool kIsPanel = false;
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit_pairs(load_line(line), Index<0>{}, Index<1>{}, Index<0>{}, emit);
-    emit_pairs(load_line(line + 32), Index<0>{}, Index<1>{}, Index<1>{}, emit);
+    emit_pairs<0>(load_line(line), load_line(line + 32), emit);
   }
 };
 
@@ -78,19 +82,40 @@ struct Fp8 {
   static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(256.0f)); }
 
   // Sixteen codes in the high bytes of words, one row a word.
-  template <typename Step, typename Emit>
-  [[gnu::always_inline]] static void decode_column(__m256i words, Step step, Emit&& emit) {
+  template <int kStep, typename Emit>
+  [[gnu::always_inline]] static void decode_column(__m256i words, Emit&& emit) {
     const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<short>(0xBF80)));
-    emit(step, Index<0>{}, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
-    emit(step, Index<1>{}, _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
+    emit(Index<kStep>{}, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+         _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
   }
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
     unroll<2>([&](auto half) __attribute__((always_inline)) {
       const __m256i codes = load_line(line + half * 32);
-      decode_column(_mm256_slli_epi16(codes, 8), Index<half * 2>{}, emit);
-      decode_column(codes, Index<half * 2 + 1>{}, emit);
+      decode_column<half * 2>(_mm256_slli_epi16(codes, 8), emit);
+      decode_column<half * 2 + 1>(codes, emit);
     });
+  }
+};
+
+struct Fp8Lanes {
+  static constexpr int kSteps = 4;
+  static constexpr int kLines = 8;
+  static constexpr int kScaleBytes = 4;
+  static constexpr bool kIsPanel = false;
+  static Vec scale(const std::byte* scales, int part) { return Fp8::scale(scales, part); }
+  static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(0x1p32f)); }
+
+  // Codes in the high bytes of words to the upper halves of fp32.
+  static __m256i as_pairs(__m256i words) {
+    return _mm256_and_si256(_mm256_srai_epi16(words, 4), _mm256_set1_epi16(static_cast<short>(0x87F0)));
+  }
+  template <typename Emit>
+  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+    const __m256i upper = load_line(line);
+    const __m256i lower = load_line(line + 32);
+    emit_pairs<0>(as_pairs(_mm256_slli_epi16(upper, 8)), as_pairs(_mm256_slli_epi16(lower, 8)), emit);
+    emit_pairs<2>(as_pairs(upper), as_pairs(lower), emit);
   }
 };
 
@@ -107,24 +132,23 @@ struct Mxfp4 {
   }
   static Vec finish(Vec sum) { return sum; }
 
-  template <typename Step0, typename Step1, typename Emit>
-  [[gnu::always_inline]] static void decode_pairs(__m256i nibbles, Step0 even, Step1 odd, Emit&& emit) {
+  template <int kFirst, typename Emit>
+  [[gnu::always_inline]] static void decode_pairs(__m256i nibbles, Emit&& emit) {
     const __m256i low_table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
     const __m256i high_table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64));
     const __m256i low = _mm256_shuffle_epi8(low_table, nibbles);
     const __m256i high = _mm256_shuffle_epi8(high_table, nibbles);
-    emit_pairs(_mm256_unpacklo_epi8(low, high), even, odd, Index<0>{}, emit);
-    emit_pairs(_mm256_unpackhi_epi8(low, high), even, odd, Index<1>{}, emit);
+    emit_pairs<kFirst>(_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high), emit);
   }
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
     const __m256i mask = _mm256_set1_epi8(15);
     unroll<2>([&](auto half) __attribute__((always_inline)) {
       const __m256i codes = load_line(line + half * 32);
-      decode_pairs(_mm256_and_si256(codes, mask), Index<half * 4>{}, Index<half * 4 + 1>{}, emit);
-      decode_pairs(_mm256_and_si256(_mm256_srli_epi16(codes, 4), mask), Index<half * 4 + 2>{}, Index<half * 4 + 3>{}, emit);
+      decode_pairs<half * 4>(_mm256_and_si256(codes, mask), emit);
+      decode_pairs<half * 4 + 2>(_mm256_and_si256(_mm256_srli_epi16(codes, 4), mask), emit);
     });
   }
 };
@@ -132,6 +156,11 @@ struct Mxfp4 {
 }  // namespace
 
 constinit const LinearUnitFunctions kAvx2Units = {
-    {run_unit<Fp32Math, Fp8>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>}};
+    {run_unit<Fp32Math, Fp8>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>},
+    {1, 1, 1, 1}};
+
+constinit const LinearUnitFunctions kAvx2LanesUnits = {
+    {run_unit<Fp32Math, Fp8Lanes>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>},
+    {0x1p88f, 1, 1, 1}};
 
 }  // namespace deepinfer::cpu

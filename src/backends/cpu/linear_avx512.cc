@@ -22,15 +22,15 @@ struct F32 : Unscaled {
   static constexpr bool kIsPanel = true;
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit(Index<0>{}, Index<0>{}, Fp32Math::load_weights(line));
+    emit(Index<0>{}, Fp32Math::load_weights(line));
   }
 };
 
 // Of BF16 pairs, one row a lane: step `even` is the low halves, step `odd` the high ones.
 template <typename Even, typename Odd, typename Emit>
 [[gnu::always_inline]] inline void emit_pairs(__m512i pairs, Even even, Odd odd, Emit&& emit) {
-  emit(even, Index<0>{}, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
-  emit(odd, Index<0>{},
+  emit(even, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+  emit(odd,
        _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)))));
 }
 
@@ -58,10 +58,10 @@ struct Fp8 : Fp8Scale {
     const __m512i mask = _mm512_set1_epi16(static_cast<short>(0xBF80));
     const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 1), mask);
     const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(codes, 1), mask);
-    emit(Index<0>{}, Index<0>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(even)));
-    emit(Index<1>{}, Index<0>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(odd)));
-    emit(Index<2>{}, Index<0>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1)));
-    emit(Index<3>{}, Index<0>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1)));
+    emit(Index<0>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(even)));
+    emit(Index<1>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(odd)));
+    emit(Index<2>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1)));
+    emit(Index<3>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1)));
   }
 };
 
@@ -81,6 +81,7 @@ struct Mxfp4 : Mxfp4Scale {
 }  // namespace
 
 constinit const LinearUnitFunctions kAvx512Units = {
-    {run_unit<Fp32Math, Fp8>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>}};
+    {run_unit<Fp32Math, Fp8>, run_unit<Fp32Math, Mxfp4>, run_unit<Fp32Math, Bf16>, run_unit<Fp32Math, F32>},
+    {1, 1, 1, 1}};
 
 }  // namespace deepinfer::cpu

@@ -24,7 +24,7 @@ struct Bf16 : Unscaled {
   static constexpr bool kIsPanel = true;
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit(Index<0>{}, Index<0>{}, load_line(line));
+    emit(Index<0>{}, load_line(line));
   }
 };
 
@@ -71,8 +71,8 @@ struct Fp8 : Fp8Scale {
                                                        _mm512_load_si512(kFp8Tables.high + 64));
     // magnitude | (codes & 0x80)
     const __m512i high = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), 0xF8);
-    emit(Index<0>{}, Index<0>{}, _mm512_unpacklo_epi8(low, high));
-    emit(Index<1>{}, Index<0>{}, _mm512_unpackhi_epi8(low, high));
+    emit(Index<0>{}, _mm512_unpacklo_epi8(low, high));
+    emit(Index<1>{}, _mm512_unpackhi_epi8(low, high));
   }
 };
 
@@ -83,13 +83,13 @@ struct Mxfp4 : Mxfp4Scale {
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
     const __m512i codes = load_line(line);
-    unroll<4>([&](auto nibble) __attribute__((always_inline)) { emit(nibble, Index<0>{}, mxfp4_pairs<nibble>(codes)); });
+    unroll<4>([&](auto nibble) __attribute__((always_inline)) { emit(nibble, mxfp4_pairs<nibble>(codes)); });
   }
 };
 
 }  // namespace
 
 constinit const LinearUnitFunctions kAvx512Bf16Units = {
-    {run_unit<Bf16Math, Fp8>, run_unit<Bf16Math, Mxfp4>, run_unit<Bf16Math, Bf16>, nullptr}};
+    {run_unit<Bf16Math, Fp8>, run_unit<Bf16Math, Mxfp4>, run_unit<Bf16Math, Bf16>, nullptr}, {1, 1, 1, 1}};
 
 }  // namespace deepinfer::cpu

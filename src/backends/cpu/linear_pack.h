@@ -10,7 +10,7 @@ namespace deepinfer::cpu {
 
 // The order of bytes inside a line of FP8 or MXFP4, made so that a vector of the given width decodes it with the fewest
 // shuffles.
-enum class LineOrder { kYmm, kZmm };
+enum class LineOrder { kYmm, kYmmLanes, kZmm };
 
 // Of a matrix as it lies in the checkpoint.
 int64_t weight_data_bytes(const ops::WeightSource& source);

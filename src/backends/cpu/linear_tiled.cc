@@ -20,7 +20,6 @@ using ops::LinearTask;
 // Work below these runs in the calling thread: waking the others costs some microseconds.
 constexpr int64_t kFewProducts = 1 << 18;
 constexpr int64_t kFewInputs = 1 << 16;
-constexpr int kUnitsPerThread = 3;  // at least, where the rows suffice: evens out threads of unequal speed
 constexpr int kRepackTokens = 8;    // tokens of one repacking step
 
 // Memory that only grows.
@@ -50,6 +49,7 @@ class Scratch {
 struct Input {
   MatrixView<const float> source;
   bool is_bf16;
+  float scale;        // fp32 only
   int64_t offset;     // in the scratch
   int64_t first_step; // among the repacking steps of the call
   const std::byte* data;
@@ -57,7 +57,7 @@ struct Input {
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t bytes() const { return source.rows * source.cols * value_bytes(); }
   // A single fp32 row already is in that order.
-  bool is_in_place() const { return source.rows == 1 && !is_bf16; }
+  bool is_in_place() const { return source.rows == 1 && !is_bf16 && scale == 1.0f; }
   int64_t num_steps() const { return is_in_place() ? 0 : (source.rows + kRepackTokens - 1) / kRepackTokens; }
 };
 
@@ -85,15 +85,15 @@ struct Plan {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-size_t add_input(Plan& plan, const MatrixView<const float>& source, bool is_bf16) {
+size_t add_input(Plan& plan, const MatrixView<const float>& source, bool is_bf16, float scale) {
   for (size_t i = 0; i < plan.inputs.size(); ++i) {  // the projections of one layer often share an input
     const Input& other = plan.inputs[i];
     if (other.source.data == source.data && other.source.stride == source.stride && other.source.rows == source.rows &&
-        other.source.cols == source.cols && other.is_bf16 == is_bf16) {
+        other.source.cols == source.cols && other.is_bf16 == is_bf16 && other.scale == scale) {
       return i;
     }
   }
-  Input input = {source, is_bf16, plan.scratch_bytes, plan.num_steps, nullptr};
+  Input input = {source, is_bf16, scale, plan.scratch_bytes, plan.num_steps, nullptr};
   if (!input.is_in_place()) {
     plan.scratch_bytes += divide_up(input.bytes(), kLineBytes) * kLineBytes;
     plan.num_inputs += source.rows * source.cols;
@@ -109,8 +109,9 @@ void add_task(Plan& plan, const LinearTask& task, const LinearUnitFunctions& fp3
   const bool is_bf16 = task.input_is_bf16 && bf16 != nullptr && bf16->by_format[format] != nullptr;
   PlannedTask planned = {};
   planned.task = &task;
-  planned.function = (is_bf16 ? *bf16 : fp32).by_format[format];
-  planned.input = add_input(plan, task.in.row_range(0, task.out.rows), is_bf16);
+  const LinearUnitFunctions& functions = is_bf16 ? *bf16 : fp32;
+  planned.function = functions.by_format[format];
+  planned.input = add_input(plan, task.in.row_range(0, task.out.rows), is_bf16, functions.input_scale[format]);
   planned.num_tiles = divide_up(task.weight->rows, kTileRows);
   plan.tasks.push_back(planned);
   plan.num_products += task.weight->rows * task.weight->cols * task.out.rows;
@@ -135,16 +136,25 @@ int64_t cut_into_units(Plan& plan, int unit_tiles, int most_tokens) {
   return plan.num_units;
 }
 
-// The largest units that still keep every thread busy: large ones walk more address streams and reuse inputs more.
+// Weighs how well the threads' shares come out even against what small units cost: they reuse decoded weights and inputs
+// less, and walk fewer streams of addresses.
 void choose_units(Plan& plan, int num_threads) {
   struct Size {
     int tiles, tokens;
+    double efficiency;
   };
-  constexpr Size kSizes[] = {{8, 96}, {4, 96}, {4, 48}, {2, 48}, {2, 24}, {1, 24}};
+  constexpr Size kSizes[] = {{8, 96, 1.0}, {4, 96, 0.98}, {4, 48, 0.93}, {2, 96, 0.85}, {2, 24, 0.75}, {1, 24, 0.6}};
+  const Size* best = kSizes;
+  double best_value = 0.0;
   for (const Size& size : kSizes) {
     const int64_t num_units = cut_into_units(plan, size.tiles, size.tokens);
-    if (num_threads == 1 || num_units >= kUnitsPerThread * num_threads) return;
+    const int64_t rounds = divide_up(num_units, num_threads);
+    const double value = size.efficiency * static_cast<double>(num_units) / static_cast<double>(rounds * num_threads);
+    if (value <= best_value) continue;
+    best = &size;
+    best_value = value;
   }
+  cut_into_units(plan, best->tiles, best->tokens);
 }
 
 void repack(const Input& input, int64_t step, std::byte* to) {
@@ -155,7 +165,9 @@ void repack(const Input& input, int64_t step, std::byte* to) {
     for (int64_t group = 0; group < source.cols / kGroupColumns; ++group, from += kGroupColumns) {
       std::byte* group_to = to + (group * source.rows + token) * kGroupColumns * input.value_bytes();
       if (!input.is_bf16) {
-        std::memcpy(group_to, from, kGroupColumns * sizeof(float));
+        float scaled[kGroupColumns];
+        for (int k = 0; k < kGroupColumns; ++k) scaled[k] = from[k] * input.scale;
+        std::memcpy(group_to, scaled, sizeof(scaled));
         continue;
       }
       uint16_t halves[kGroupColumns];
@@ -227,13 +239,13 @@ void run_unit(const Plan& plan, int64_t index) {
   }
 }
 
-template <const LinearUnitFunctions* kFp32, const LinearUnitFunctions* kBf16>
-void run(ThreadPool& pool, std::span<const LinearTask> tasks) {
+void run_tiled(ThreadPool& pool, std::span<const LinearTask> tasks, const LinearUnitFunctions& fp32,
+               const LinearUnitFunctions* bf16) {
   thread_local Plan plan;
   plan.inputs.clear();
   plan.tasks.clear();
   plan.num_products = plan.num_steps = plan.num_inputs = plan.scratch_bytes = 0;
-  for (const LinearTask& task : tasks) add_task(plan, task, *kFp32, kBf16);
+  for (const LinearTask& task : tasks) add_task(plan, task, fp32, bf16);
   if (plan.tasks.empty()) return;
   const bool is_little = plan.num_products < kFewProducts;
   choose_units(plan, is_little ? 1 : pool.num_threads());
@@ -242,9 +254,25 @@ void run(ThreadPool& pool, std::span<const LinearTask> tasks) {
   run_all(pool, shared.num_units, is_little, [&shared](int64_t index) { run_unit(shared, index); });
 }
 
-template <LineOrder kOrder>
-ops::PackedWeight pack(ThreadPool& pool, const ops::WeightSource& source) {
-  return pack_tiles(pool, source, kOrder);
+// Whether multiplying subnormals takes no longer than other numbers.
+bool has_fast_subnormals() { return __builtin_cpu_is("amd"); }
+
+ops::PackedWeight pack_avx2(ThreadPool& pool, const ops::WeightSource& source) {
+  return pack_tiles(pool, source, has_fast_subnormals() ? LineOrder::kYmmLanes : LineOrder::kYmm);
+}
+
+void run_avx2(ThreadPool& pool, std::span<const LinearTask> tasks) {
+  run_tiled(pool, tasks, has_fast_subnormals() ? kAvx2LanesUnits : kAvx2Units, nullptr);
+}
+
+ops::PackedWeight pack_avx512(ThreadPool& pool, const ops::WeightSource& source) {
+  return pack_tiles(pool, source, LineOrder::kZmm);
+}
+
+void run_avx512(ThreadPool& pool, std::span<const LinearTask> tasks) { run_tiled(pool, tasks, kAvx512Units, nullptr); }
+
+void run_avx512_bf16(ThreadPool& pool, std::span<const LinearTask> tasks) {
+  run_tiled(pool, tasks, kAvx512Units, &kAvx512Bf16Units);
 }
 
 bool has_avx2() {
@@ -260,10 +288,9 @@ bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
 }
 
-constexpr LinearKernels kAvx2 = {"avx2", has_avx2, pack<LineOrder::kYmm>, run<&kAvx2Units, nullptr>};
-constexpr LinearKernels kAvx512 = {"avx512", has_avx512, pack<LineOrder::kZmm>, run<&kAvx512Units, nullptr>};
-constexpr LinearKernels kAvx512Bf16 = {"avx512_bf16", has_avx512_bf16, pack<LineOrder::kZmm>,
-                                       run<&kAvx512Units, &kAvx512Bf16Units>};
+constexpr LinearKernels kAvx2 = {"avx2", has_avx2, pack_avx2, run_avx2};
+constexpr LinearKernels kAvx512 = {"avx512", has_avx512, pack_avx512, run_avx512};
+constexpr LinearKernels kAvx512Bf16 = {"avx512_bf16", has_avx512_bf16, pack_avx512, run_avx512_bf16};
 
 }  // namespace
 

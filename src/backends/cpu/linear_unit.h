@@ -40,9 +40,11 @@ using LinearUnitFunction = void (*)(const LinearUnit&);
 // By ops::WeightFormat.
 struct LinearUnitFunctions {
   LinearUnitFunction by_format[4];
+  float input_scale[4];  // inputs come multiplied by this power of two
 };
 
-extern const LinearUnitFunctions kAvx2Units;
+extern const LinearUnitFunctions kAvx2Units;       // FP8 in LineOrder::kYmm
+extern const LinearUnitFunctions kAvx2LanesUnits;  // FP8 in LineOrder::kYmmLanes
 extern const LinearUnitFunctions kAvx512Units;
 extern const LinearUnitFunctions kAvx512Bf16Units;  // read BF16 pairs; none for F32
 
