@@ -18,10 +18,10 @@ using namespace deepinfer;  // NOLINT: a program of its own
 namespace {
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer small = small_tokenizer(
-      {kBeginOfSentence, kEndOfSentence, kSystemMarker, kUserMarker, kAssistantMarker, kLatestReminderMarker, kThinkBegin,
-       kThinkEnd, kToolMarker, kImageMarker, "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>",
-       "<｜read_url｜>"});
+  static const Tokenizer small =
+      small_tokenizer({kBeginOfSentence, kEndOfSentence, kSystemMarker, kUserMarker, kAssistantMarker,
+                       kLatestReminderMarker, kThinkBegin, kThinkEnd, kToolMarker, kImageMarker, "<｜action｜>",
+                       "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>", "<｜read_url｜>"});
   return small;
 }
 
@@ -51,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int32_t id : prompt->ids) text += tokenizer().token_bytes(id);
   DI_CHECK(text == prompt->text, "ids and text differ");
   const auto count = [&prompt](std::string_view marker) {
-    return static_cast<size_t>(std::count(prompt->ids.begin(), prompt->ids.end(), *tokenizer().find_control_token(marker)));
+    return static_cast<size_t>(
+        std::count(prompt->ids.begin(), prompt->ids.end(), *tokenizer().find_control_token(marker)));
   };
   DI_CHECK(count(kBeginOfSentence) == 1, "not one begin of sentence");
   DI_CHECK(count(kImageMarker) == prompt->image_locations.size(), "image tokens without image");

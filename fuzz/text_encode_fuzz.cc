@@ -1,4 +1,5 @@
-// Any bytes as text: encoding loses nothing, ordinary encoding gives no control token, and the two pre-tokenisers agree.
+// Any bytes as text: encoding loses nothing, ordinary encoding gives no control token, and the two pre-tokenisers
+// agree.
 #include <unicode/uchar.h>
 
 #include <cstddef>

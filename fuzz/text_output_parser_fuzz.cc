@@ -1,5 +1,5 @@
-// Any bytes as the model's output: the first decides the mode, the second how the rest is cut. The deltas join to the same
-// however it is cut, and finished calls without raw values have JSON objects for arguments.
+// Any bytes as the model's output: the first decides the mode, the second how the rest is cut. The deltas join to the
+// same however it is cut, and finished calls without raw values have JSON objects for arguments.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -51,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   DI_CHECK(whole.is_inside_call() == cut.is_inside_call(), "the end depends on how the text is cut");
 
   const ParsedOutput output = parse_output(text, options);
-  DI_CHECK(output.calls.size() + (whole.is_inside_call() ? 1 : 0) == static_cast<size_t>(whole.num_calls()), "calls are missing");
+  DI_CHECK(output.calls.size() + (whole.is_inside_call() ? 1 : 0) == static_cast<size_t>(whole.num_calls()),
+           "calls are missing");
   if (!is_valid_utf8(text) || text.find("false\">") != std::string_view::npos) return 0;
   for (const ParsedOutput::Call& call : output.calls) {
     const Result<Json> arguments = parse_json(call.arguments);

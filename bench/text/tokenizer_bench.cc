@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "text/detokenizer.h"
 #include "text/engram_token_map.h"
@@ -71,7 +71,8 @@ void measure_pretokenizers(const std::string& text, int num_rounds) {
     const Pretokenizer pretokenizer = Pretokenizer::create(stages, path).value();
     size_t num_pieces = 0;
     const double seconds = best_seconds(num_rounds, [&] { num_pieces = count_pieces(pretokenizer, text); });
-    fmt::print("{}_pieces_mb_per_s {:.1f}\n", path == Pretokenizer::Path::kFastest ? "scanner" : "regex", megabytes / seconds);
+    fmt::print("{}_pieces_mb_per_s {:.1f}\n", path == Pretokenizer::Path::kFastest ? "scanner" : "regex",
+               megabytes / seconds);
     fmt::print("num_pieces {}\n", num_pieces);
   }
 }
@@ -101,7 +102,8 @@ int main(int argc, char** argv) {
   const double megabytes = 1e-6 * static_cast<double>(text.size());
   std::vector<int32_t> ids;
   const double encode_seconds = best_seconds(num_rounds, [&] { ids = tokenizer->encode(text); });
-  fmt::print("encode_mb_per_s {:.1f}\nnum_tokens {}\nhash {:016x}\n", megabytes / encode_seconds, ids.size(), hash_of(ids));
+  fmt::print("encode_mb_per_s {:.1f}\nnum_tokens {}\nhash {:016x}\n", megabytes / encode_seconds, ids.size(),
+             hash_of(ids));
   size_t num_bytes = 0;
   const double decode_seconds = best_seconds(num_rounds, [&] {
     Detokenizer detokenizer(*tokenizer);

@@ -33,7 +33,9 @@ struct PieceKey {
   uint64_t first_bytes;
   uint32_t size_and_bytes;
 
-  size_t slot(size_t table_size) const { return slot_of(first_bytes ^ size_and_bytes * 0xD6E8FEB86659FD93u, table_size); }
+  size_t slot(size_t table_size) const {
+    return slot_of(first_bytes ^ size_and_bytes * 0xD6E8FEB86659FD93u, table_size);
+  }
 };
 
 // Requires: 1 <= piece.size() <= kMaxWholePieceBytes.

@@ -1,8 +1,8 @@
 // Bpe: byte-pair encoding of one piece of text, by merge ranks.
 //
 // In a piece, as long as any two neighbours are a known pair, the pair of lowest rank is merged, the leftmost on ties.
-// Pieces that are themselves a token which these merges produce (most pieces of ordinary text) are found by one look-up;
-// other short pieces are merged in place, long ones with a heap in O(n log n). Immutable, any thread.
+// Pieces that are themselves a token which these merges produce (most pieces of ordinary text) are found by one
+// look-up; other short pieces are merged in place, long ones with a heap in O(n log n). Immutable, any thread.
 #pragma once
 
 #include <array>

@@ -41,12 +41,18 @@ constexpr std::string_view kResponseFormatHead =
 
 std::string_view task_marker(ChatTask task) {
   switch (task) {
-    case ChatTask::kAction: return "<｜action｜>";
-    case ChatTask::kQuery: return "<｜query｜>";
-    case ChatTask::kAuthority: return "<｜authority｜>";
-    case ChatTask::kDomain: return "<｜domain｜>";
-    case ChatTask::kTitle: return "<｜title｜>";
-    case ChatTask::kReadUrl: return "<｜read_url｜>";
+    case ChatTask::kAction:
+      return "<｜action｜>";
+    case ChatTask::kQuery:
+      return "<｜query｜>";
+    case ChatTask::kAuthority:
+      return "<｜authority｜>";
+    case ChatTask::kDomain:
+      return "<｜domain｜>";
+    case ChatTask::kTitle:
+      return "<｜title｜>";
+    case ChatTask::kReadUrl:
+      return "<｜read_url｜>";
   }
   DI_CHECK(false, "task {} has no marker", static_cast<int>(task));
   return {};
@@ -78,7 +84,10 @@ class Encoder {
 };
 
 Encoder::Encoder(const Tokenizer& tokenizer, const ChatRequest& request)
-    : request_(request), turns_(make_turns(request.messages)), drops_thinking_(request.drop_thinking), builder_(tokenizer) {
+    : request_(request),
+      turns_(make_turns(request.messages)),
+      drops_thinking_(request.drop_thinking),
+      builder_(tokenizer) {
   for (const ChatMessage& message : request.messages) {
     if (!message.tools.empty()) drops_thinking_ = false;
   }
@@ -114,21 +123,25 @@ void Encoder::add_parts(const std::vector<ContentPart>& parts) {
 void Encoder::add_opening() {
   if (request_.is_thinking || turns_[0].role == Role::kSystem) builder_.add_control(kSystemMarker);
   if (!request_.is_thinking) return;
-  builder_.add_template(fmt::format(
-      "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n",
-      request_.reasoning_effort));
+  builder_.add_template(
+      fmt::format("Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n",
+                  request_.reasoning_effort));
 }
 
 void Encoder::add_body(size_t i) {
   const ChatTurn& turn = turns_[i];
   switch (turn.role) {
-    case Role::kSystem: return add_system(i);
-    case Role::kUser: return add_user(turn);
-    case Role::kAssistant: return add_assistant(i);
+    case Role::kSystem:
+      return add_system(i);
+    case Role::kUser:
+      return add_user(turn);
+    case Role::kAssistant:
+      return add_assistant(i);
     case Role::kLatestReminder:
       builder_.add_control(kLatestReminderMarker);
       return add_parts(turn.message->content);
-    case Role::kTool: DI_CHECK(false, "turn {} is a tool message that was not merged", i);
+    case Role::kTool:
+      DI_CHECK(false, "turn {} is a tool message that was not merged", i);
   }
 }
 
@@ -214,8 +227,7 @@ void Encoder::add_transition(size_t i) {
     return builder_.add_control(task_marker(*turn.task));
   }
   if (turn.role != Role::kUser && !(turn.role == Role::kSystem && i > 0)) return;
-  const bool thinks =
-      request_.is_thinking && (!drops_thinking_ || static_cast<ptrdiff_t>(i) >= last_question_);
+  const bool thinks = request_.is_thinking && (!drops_thinking_ || static_cast<ptrdiff_t>(i) >= last_question_);
   builder_.add_control(kAssistantMarker);
   builder_.add_control(thinks ? kThinkBegin : kThinkEnd);
 }

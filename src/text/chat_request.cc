@@ -34,8 +34,8 @@ Result<Role> parse_role(const std::string& name, const std::string& path) {
   if (name == "assistant") return Role::kAssistant;
   if (name == "tool") return Role::kTool;
   if (name == "latest_reminder") return Role::kLatestReminder;
-  return invalid_input(
-      "{}.role is \"{}\"; use system, developer, user, assistant, tool or latest_reminder", path, name);
+  return invalid_input("{}.role is \"{}\"; use system, developer, user, assistant, tool or latest_reminder", path,
+                       name);
 }
 
 Result<std::optional<ChatTask>> parse_task(const Json& message, const std::string& path) {
@@ -123,7 +123,8 @@ Status parse_tool_calls(const Json& message, const std::string& path, ChatMessag
     if (function == nullptr) return invalid_input("{}.function is missing", call_path);
     const Json* arguments = find(*function, "arguments");
     if (arguments == nullptr) {
-      return invalid_input("{}.function.arguments is missing; give a JSON object in a string, \"{{}}\" for none", call_path);
+      return invalid_input("{}.function.arguments is missing; give a JSON object in a string, \"{{}}\" for none",
+                           call_path);
     }
     ToolCall call;
     DI_ASSIGN_OR_RETURN(call.id, text_member(value, "id", call_path, ""));
@@ -205,7 +206,8 @@ Status parse_thinking(const Json& root, ChatRequest& request) {
     return {};
   }
   if (*effort != "none") {
-    return invalid_input("reasoning_effort is {}; use none, low, high, max or a number from 1 to 100", dump_json(*effort));
+    return invalid_input("reasoning_effort is {}; use none, low, high, max or a number from 1 to 100",
+                         dump_json(*effort));
   }
   request.is_thinking = false;
   return {};

@@ -1,9 +1,9 @@
 // ChatRequest: a conversation in plain values, and the reader that makes one from OpenAI style JSON.
 //
-// The reader settles everything that is a matter of the request's form: defaults, aliases, where tools are attached, how
-// arguments are spelled. What is missing, malformed or unsupported is refused with its path (messages[2].content[0]).
-// Members it does not know are left to others (sampling settings and the like). Turning this into tokens is
-// chat_encoding.h. Pure function, any thread.
+// The reader settles everything that is a matter of the request's form: defaults, aliases, where tools are attached,
+// how arguments are spelled. What is missing, malformed or unsupported is refused with its path
+// (messages[2].content[0]). Members it does not know are left to others (sampling settings and the like). Turning this
+// into tokens is chat_encoding.h. Pure function, any thread.
 #pragma once
 
 #include <optional>
@@ -42,13 +42,13 @@ struct ToolCall {
 struct ChatMessage {
   Role role = Role::kUser;
   std::vector<ContentPart> content;
-  std::string reasoning_content;      // assistant
-  std::vector<ToolCall> tool_calls;   // assistant
-  std::string tool_call_id;           // tool
-  std::vector<std::string> tools;     // system: the function objects as JSON
-  std::string response_format;        // system: as JSON, empty for none
+  std::string reasoning_content;     // assistant
+  std::vector<ToolCall> tool_calls;  // assistant
+  std::string tool_call_id;          // tool
+  std::vector<std::string> tools;    // system: the function objects as JSON
+  std::string response_format;       // system: as JSON, empty for none
   std::optional<ChatTask> task;
-  bool is_prefix = false;             // assistant: the message is to be continued, so no end of sentence
+  bool is_prefix = false;  // assistant: the message is to be continued, so no end of sentence
 };
 
 enum class ToolChoice { kAuto, kNone, kRequired, kNamed };

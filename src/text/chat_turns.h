@@ -17,8 +17,8 @@ struct ChatBlock {
 };
 
 struct ChatTurn {
-  Role role;                   // never kTool
-  const ChatMessage* message;  // the first of those merged
+  Role role;                      // never kTool
+  const ChatMessage* message;     // the first of those merged
   std::vector<ChatBlock> blocks;  // user turns only
   std::optional<ChatTask> task;
 };

@@ -21,7 +21,8 @@ inline DeepseekScanner::Character DeepseekScanner::at(const char* p, const char*
   return {classes_.of(c.value), static_cast<uint8_t>(c.num_bytes)};
 }
 
-// Passes characters whose classes, within `mask`, are exactly `wanted` (not zero, so that the end of the text stops it).
+// Passes characters whose classes, within `mask`, are exactly `wanted` (not zero, so that the end of the text stops
+// it).
 inline const char* DeepseekScanner::skip_while(const char* p, const char* end, uint8_t mask, uint8_t wanted) const {
   for (;;) {
     const Character c = at(p, end);

@@ -47,7 +47,7 @@ class Builder final : public nlohmann::json_sax<Json> {
  private:
   struct Container {
     Json value;
-    std::string key;                                     // of the member being read
+    std::string key;                                       // of the member being read
     std::unordered_map<std::string, size_t> place_of_key;  // objects only
   };
 
@@ -142,10 +142,17 @@ void append_value(const Json& value, std::string& out) {
       out += value.empty() ? "[]" : "]";
       return;
     }
-    case Json::value_t::string: return append_string(value.get_ref<const std::string&>(), out);
-    case Json::value_t::number_float: out += print_float(value.get<double>()); return;
-    case Json::value_t::binary: out.append(value.get_binary().begin(), value.get_binary().end()); return;
-    default: out += value.dump(); return;  // null, true, false, 64-bit integers
+    case Json::value_t::string:
+      return append_string(value.get_ref<const std::string&>(), out);
+    case Json::value_t::number_float:
+      out += print_float(value.get<double>());
+      return;
+    case Json::value_t::binary:
+      out.append(value.get_binary().begin(), value.get_binary().end());
+      return;
+    default:
+      out += value.dump();
+      return;  // null, true, false, 64-bit integers
   }
 }
 
@@ -166,13 +173,27 @@ std::string dump_json(const Json& value) {
 void append_json_escaped(std::string_view text, std::string& out) {
   for (const char c : text) {
     switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      case '\b': out += "\\b"; break;
-      case '\f': out += "\\f"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20) {
           out += fmt::format("\\u{:04x}", static_cast<int>(c));

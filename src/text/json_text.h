@@ -1,10 +1,10 @@
 // JSON as the chat format needs it: read with limits, written exactly as Python's json.dumps(ensure_ascii=False) writes
 // what json.loads read.
 //
-// Members keep their order; a repeated key keeps its first place and its last value. Integers of up to 308 digits survive:
-// those beyond 64 bits are held as a binary value with their digits. Longer ones, NaN, Infinity and lone surrogates, which
-// Python accepts, are refused, and so is nesting deeper than 200 (hostile input must not exhaust the stack). Pure
-// functions, any thread.
+// Members keep their order; a repeated key keeps its first place and its last value. Integers of up to 308 digits
+// survive: those beyond 64 bits are held as a binary value with their digits. Longer ones, NaN, Infinity and lone
+// surrogates, which Python accepts, are refused, and so is nesting deeper than 200 (hostile input must not exhaust the
+// stack). Pure functions, any thread.
 #pragma once
 
 #include <string>

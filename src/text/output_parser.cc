@@ -82,18 +82,24 @@ void OutputParser::take(char byte) {
   switch (state_) {
     case State::kReasoning:
     case State::kAnswer:
-    case State::kValue: return take_text(byte);
-    case State::kClosingTag: return take_closing_tag(byte);
-    case State::kDone: return;
-    default: return take_markup(byte);
+    case State::kValue:
+      return take_text(byte);
+    case State::kClosingTag:
+      return take_closing_tag(byte);
+    case State::kDone:
+      return;
+    default:
+      return take_markup(byte);
   }
 }
 
 void OutputParser::take_markup(char byte) {
   held_.push_back(byte);
   switch (state_) {
-    case State::kBlock: return take_in_block();
-    case State::kCall: return take_in_call();
+    case State::kBlock:
+      return take_in_block();
+    case State::kCall:
+      return take_in_call();
     case State::kName:
       if (byte == '"') begin_call();
       return;
@@ -109,7 +115,8 @@ void OutputParser::take_markup(char byte) {
       is_string_value_ = !held_.ends_with("false\">");
       if (is_string_value_) delta(OutputDelta::Kind::kCallArguments).text += '"';
       return enter(State::kValue);
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -262,11 +269,20 @@ ParsedOutput parse_output(std::string_view text, const OutputParserOptions& opti
   ParsedOutput output;
   for (const OutputDelta& delta : deltas) {
     switch (delta.kind) {
-      case OutputDelta::Kind::kReasoning: output.reasoning += delta.text; break;
-      case OutputDelta::Kind::kContent: output.content += delta.text; break;
-      case OutputDelta::Kind::kCallBegin: output.calls.push_back({delta.call_id, delta.call_name, {}}); break;
-      case OutputDelta::Kind::kCallArguments: output.calls.back().arguments += delta.text; break;
-      case OutputDelta::Kind::kCallEnd: break;
+      case OutputDelta::Kind::kReasoning:
+        output.reasoning += delta.text;
+        break;
+      case OutputDelta::Kind::kContent:
+        output.content += delta.text;
+        break;
+      case OutputDelta::Kind::kCallBegin:
+        output.calls.push_back({delta.call_id, delta.call_name, {}});
+        break;
+      case OutputDelta::Kind::kCallArguments:
+        output.calls.back().arguments += delta.text;
+        break;
+      case OutputDelta::Kind::kCallEnd:
+        break;
     }
   }
   if (parser.is_inside_call()) output.calls.pop_back();

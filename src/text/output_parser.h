@@ -18,9 +18,9 @@ struct OutputDelta {
   enum class Kind { kReasoning, kContent, kCallBegin, kCallArguments, kCallEnd };
 
   Kind kind;
-  std::string text;     // kReasoning, kContent, kCallArguments: what to append
-  int call_index = -1;  // kCall...: 0, 1, ...
-  std::string call_id;  // kCallBegin
+  std::string text;       // kReasoning, kContent, kCallArguments: what to append
+  int call_index = -1;    // kCall...: 0, 1, ...
+  std::string call_id;    // kCallBegin
   std::string call_name;  // kCallBegin
 
   bool operator==(const OutputDelta&) const = default;
@@ -66,7 +66,7 @@ class OutputParser {
   OutputParserOptions options_;
   State state_;
   std::vector<OutputDelta>* deltas_ = nullptr;  // of the push in progress
-  size_t num_newlines_ = 0;  // line feeds held back: they may belong to the marker after them
+  size_t num_newlines_ = 0;                     // line feeds held back: they may belong to the marker after them
   std::string held_;         // text states: the beginning of a marker; other states: what was read since the last mark
   bool is_at_start_ = true;  // of reasoning or answer, where line feeds are dropped
   bool is_string_value_ = false;

@@ -8,8 +8,9 @@ namespace {
 constexpr size_t kPiecesPerCall = 512;  // of the scanner, so that the ends stay in the first-level cache
 
 bool are_deepseek_patterns(const std::vector<SplitPattern>& stages) {
-  return std::equal(stages.begin(), stages.end(), std::begin(kDeepseekPatterns), std::end(kDeepseekPatterns),
-                    [](const SplitPattern& stage, std::string_view text) { return stage.is_regex && stage.text == text; });
+  return std::equal(
+      stages.begin(), stages.end(), std::begin(kDeepseekPatterns), std::end(kDeepseekPatterns),
+      [](const SplitPattern& stage, std::string_view text) { return stage.is_regex && stage.text == text; });
 }
 
 }  // namespace

@@ -100,7 +100,8 @@ class Scratch {
     const auto* bytes = reinterpret_cast<PCRE2_SPTR>(subject.data());
     int result = pcre2_jit_match(code, bytes, subject.size(), offset, PCRE2_NO_UTF_CHECK, match_data_, context_);
     if (result == PCRE2_ERROR_JIT_BADOPTION || result == PCRE2_ERROR_JIT_STACKLIMIT) {
-      result = pcre2_match(code, bytes, subject.size(), offset, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match_data_, context_);
+      result =
+          pcre2_match(code, bytes, subject.size(), offset, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match_data_, context_);
     }
     if (result == PCRE2_ERROR_NOMATCH) return nullptr;
     if (result == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();

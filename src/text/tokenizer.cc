@@ -57,11 +57,11 @@ Result<Tokenizer> Tokenizer::parse(std::string_view json) {
   DI_ASSIGN_OR_RETURN(TokenizerFile file, parse_tokenizer_file(json));
   DI_ASSIGN_OR_RETURN(Bpe bpe, Bpe::create(file.vocabulary, file.merges));
   DI_ASSIGN_OR_RETURN(Pretokenizer pretokenizer, Pretokenizer::create(file.split_stages));
-  return Tokenizer(std::make_unique<const Parts>(
-      Parts{std::move(file.vocabulary),
-            std::move(bpe),
-            std::move(pretokenizer),
-            {AddedTokenMatcher(std::move(file.added_tokens)), AddedTokenMatcher(std::move(file.normalized_added_tokens))}}));
+  return Tokenizer(std::make_unique<const Parts>(Parts{
+      std::move(file.vocabulary),
+      std::move(bpe),
+      std::move(pretokenizer),
+      {AddedTokenMatcher(std::move(file.added_tokens)), AddedTokenMatcher(std::move(file.normalized_added_tokens))}}));
 }
 
 Result<Tokenizer> Tokenizer::load(const std::string& path) {

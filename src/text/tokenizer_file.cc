@@ -131,7 +131,8 @@ Result<std::vector<TokenEntry>> parse_vocabulary(const element& model) {
   for (const auto [spelling, value] : vocabulary) {
     int64_t id = 0;
     if (value.get(id) != simdjson::SUCCESS || id < 0 || id > INT32_MAX) {
-      return invalid_input("model.vocab: the id of \"{}\" is {}, not a number from 0 to 2^31-1", spelling, print(value));
+      return invalid_input("model.vocab: the id of \"{}\" is {}, not a number from 0 to 2^31-1", spelling,
+                           print(value));
     }
     TokenEntry entry{static_cast<int32_t>(id), TokenKind::kBytes, {}};
     if (!append_spelled_bytes(spelling, entry.bytes)) {
@@ -154,7 +155,8 @@ Result<AddedToken> parse_added_token(const element& value, const std::string& wh
 
 Status parse_added_tokens(const element& root, TokenizerFile& file) {
   if (is_absent_or_null(root, "added_tokens")) return {};
-  DI_ASSIGN_OR_RETURN(const simdjson::dom::array tokens, member<simdjson::dom::array>(root, "added_tokens", "the file"));
+  DI_ASSIGN_OR_RETURN(const simdjson::dom::array tokens,
+                      member<simdjson::dom::array>(root, "added_tokens", "the file"));
   size_t i = 0;
   for (const element value : tokens) {
     const std::string where = fmt::format("added_tokens[{}]", i++);

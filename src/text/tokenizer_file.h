@@ -1,7 +1,8 @@
 // TokenizerFile: what a tokenizer.json says, read and checked, before anything is built from it.
 //
-// Byte-level BPE files only: pre-tokenisation by "Split" stages (isolated) and "ByteLevel", merges as "a b" or ["a","b"],
-// no normalisation. Whatever else a file asks for is refused by name, since ignoring it would change tokens silently.
+// Byte-level BPE files only: pre-tokenisation by "Split" stages (isolated) and "ByteLevel", merges as "a b" or
+// ["a","b"], no normalisation. Whatever else a file asks for is refused by name, since ignoring it would change tokens
+// silently.
 #pragma once
 
 #include <string_view>

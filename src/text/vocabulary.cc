@@ -1,6 +1,8 @@
 #include "text/vocabulary.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 
 #include "text/byte_alphabet.h"
 
@@ -8,6 +10,8 @@ namespace deepinfer {
 namespace {
 
 constexpr size_t kMaxTotalBytes = size_t{1} << 31;
+
+uint32_t hash_of(std::string_view bytes) { return static_cast<uint32_t>(std::hash<std::string_view>()(bytes)); }
 
 Status check_ids(const std::vector<TokenEntry>& sorted) {
   for (size_t i = 0; i < sorted.size(); ++i) {
@@ -33,7 +37,8 @@ Result<Vocabulary> Vocabulary::create(std::vector<TokenEntry> entries) {
 
   Vocabulary vocabulary;
   vocabulary.bytes_ = std::make_unique<char[]>(num_bytes);
-  vocabulary.regular_.reserve(entries.size());
+  vocabulary.regular_.resize(std::bit_ceil(2 * entries.size() + 1));
+  vocabulary.control_.resize(vocabulary.regular_.size());
   uint32_t end = 0;
   vocabulary.begins_.push_back(end);
   for (const TokenEntry& entry : entries) {
@@ -41,20 +46,34 @@ Result<Vocabulary> Vocabulary::create(std::vector<TokenEntry> entries) {
     end += static_cast<uint32_t>(entry.bytes.size());
     vocabulary.begins_.push_back(end);
     vocabulary.kinds_.push_back(entry.kind);
-    if (entry.kind == TokenKind::kLiteral) continue;
-    Index& index = entry.kind == TokenKind::kBytes ? vocabulary.regular_ : vocabulary.control_;
-    const auto [other, is_new] = index.emplace(vocabulary.bytes(entry.id), entry.id);
-    if (!is_new) {
-      return invalid_input("tokens {} and {} have the same spelling {}; keep one of them", other->second, entry.id,
-                           entry.kind == TokenKind::kBytes ? spell_bytes(entry.bytes) : entry.bytes);
-    }
+    if (entry.kind == TokenKind::kBytes) DI_RETURN_IF_ERROR(vocabulary.insert(vocabulary.regular_, entry.id));
+    if (entry.kind == TokenKind::kControl) DI_RETURN_IF_ERROR(vocabulary.insert(vocabulary.control_, entry.id));
   }
   return vocabulary;
 }
 
-std::optional<int32_t> Vocabulary::find(const Index& index, std::string_view bytes) {
-  const auto found = index.find(bytes);
-  return found == index.end() ? std::nullopt : std::optional(found->second);
+size_t Vocabulary::place_of(const Index& index, std::string_view token, uint32_t hash) const {
+  size_t place = hash & (index.size() - 1);
+  while (index[place].id != kNoId && (index[place].hash != hash || bytes(index[place].id) != token)) {
+    place = (place + 1) & (index.size() - 1);
+  }
+  return place;
+}
+
+Status Vocabulary::insert(Index& index, int32_t id) {
+  const uint32_t hash = hash_of(bytes(id));
+  Slot& slot = index[place_of(index, bytes(id), hash)];
+  if (slot.id != kNoId) {
+    return invalid_input("tokens {} and {} have the same spelling {}; keep one of them", slot.id, id,
+                         kind(id) == TokenKind::kBytes ? spell_bytes(bytes(id)) : std::string(bytes(id)));
+  }
+  slot = {hash, id};
+  return {};
+}
+
+std::optional<int32_t> Vocabulary::find(const Index& index, std::string_view token) const {
+  const int32_t id = index[place_of(index, token, hash_of(token))].id;
+  return id == kNoId ? std::nullopt : std::optional(id);
 }
 
 }  // namespace deepinfer

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -41,15 +40,24 @@ class Vocabulary {
   std::optional<int32_t> find_control(std::string_view text) const { return find(control_, text); }
 
  private:
-  using Index = std::unordered_map<std::string_view, int32_t>;
+  // Open addressing; the hash kept beside the id spares most look-ups a visit to the bytes of another token.
+  struct Slot {
+    uint32_t hash = 0;
+    int32_t id = kNoId;
+  };
+  using Index = std::vector<Slot>;
+  static constexpr int32_t kNoId = -1;
 
-  static std::optional<int32_t> find(const Index& index, std::string_view bytes);
+  // Where the token is or would be put.
+  size_t place_of(const Index& index, std::string_view bytes, uint32_t hash) const;
+  std::optional<int32_t> find(const Index& index, std::string_view bytes) const;
+  Status insert(Index& index, int32_t id);
 
   std::unique_ptr<char[]> bytes_;
   std::vector<uint32_t> begins_;  // [size() + 1]
   std::vector<TokenKind> kinds_;
-  Index regular_;  // kBytes
-  Index control_;  // kControl
+  Index regular_ = Index(1);  // kBytes
+  Index control_ = Index(1);  // kControl
 };
 
 }  // namespace deepinfer

@@ -40,9 +40,9 @@ TEST(ChatRequest, ThinksWithEffort75UnlessToldOtherwise) {
 }
 
 TEST(ChatRequest, EffortIsANameOrANumber) {
-  const std::pair<const char*, int> efforts[] = {{"\"low\"", 50},   {"\"minimal\"", 50}, {"\"medium\"", 75}, {"\"high\"", 75},
-                                                 {"\"xhigh\"", 75}, {"\"max\"", 100},    {"\"ultra\"", 100}, {"1", 1},
-                                                 {"100", 100},      {"42", 42}};
+  const std::pair<const char*, int> efforts[] = {
+      {"\"low\"", 50},  {"\"minimal\"", 50}, {"\"medium\"", 75}, {"\"high\"", 75}, {"\"xhigh\"", 75},
+      {"\"max\"", 100}, {"\"ultra\"", 100},  {"1", 1},           {"100", 100},     {"42", 42}};
   for (const auto& [effort, budget] : efforts) {
     EXPECT_EQ(with(std::string("\"reasoning_effort\":") + effort).reasoning_effort, budget) << effort;
   }
@@ -56,7 +56,8 @@ TEST(ChatRequest, ThinkingIsSwitchedOffByTypeOrEffort) {
   EXPECT_FALSE(with(R"("thinking":{"type":"disabled"})").is_thinking);
   EXPECT_TRUE(with(R"("thinking":{"type":"enabled"})").is_thinking);
   EXPECT_FALSE(with(R"("reasoning_effort":"none")").is_thinking);
-  EXPECT_THAT(refusal(with_messages(kHello, R"(,"thinking":{"type":"maybe"})")), HasSubstr("thinking.type is \"maybe\""));
+  EXPECT_THAT(refusal(with_messages(kHello, R"(,"thinking":{"type":"maybe"})")),
+              HasSubstr("thinking.type is \"maybe\""));
 }
 
 TEST(ChatRequest, ToolsAndFormatGoToTheSystemMessage) {
@@ -66,8 +67,8 @@ TEST(ChatRequest, ToolsAndFormatGoToTheSystemMessage) {
   EXPECT_EQ(without_system.messages[0].role, Role::kSystem);
   EXPECT_THAT(without_system.messages[0].tools, ElementsAre(R"({"name": "f", "parameters": {"b": 1, "a": 2.0}})"));
 
-  const ChatRequest with_system = parse(
-      with_messages(R"({"role":"developer","content":"s"},)" + kHello, R"(,"response_format":{"type":"json_object"})" + tools));
+  const ChatRequest with_system = parse(with_messages(R"({"role":"developer","content":"s"},)" + kHello,
+                                                      R"(,"response_format":{"type":"json_object"})" + tools));
   ASSERT_EQ(with_system.messages.size(), 2u);
   EXPECT_EQ(with_system.messages[0].role, Role::kSystem);
   EXPECT_EQ(with_system.messages[0].tools.size(), 1u);
@@ -86,9 +87,8 @@ TEST(ChatRequest, ToolChoiceIsRead) {
 }
 
 ToolCall call_with(const std::string& arguments) {
-  const ChatRequest request =
-      parse(with_messages(R"({"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":)" + arguments +
-                          "}}]}"));
+  const ChatRequest request = parse(with_messages(
+      R"({"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":)" + arguments + "}}]}"));
   return request.messages.at(0).tool_calls.at(0);
 }
 
@@ -128,9 +128,9 @@ TEST(ChatRequest, ContentMayBeAListOfTextsAndImages) {
 }
 
 TEST(ChatRequest, PrefixAndTaskAreRead) {
-  const ChatRequest request = parse(with_messages(
-      R"({"role":"user","content":"q","task":"title"},{"role":"assistant","content":"a","prefix":true},)"
-      R"({"role":"assistant","content":null,"wo_eos":true,"reasoning_content":"r"})"));
+  const ChatRequest request = parse(
+      with_messages(R"({"role":"user","content":"q","task":"title"},{"role":"assistant","content":"a","prefix":true},)"
+                    R"({"role":"assistant","content":null,"wo_eos":true,"reasoning_content":"r"})"));
   EXPECT_EQ(request.messages[0].task, ChatTask::kTitle);
   EXPECT_TRUE(request.messages[1].is_prefix);
   EXPECT_TRUE(request.messages[2].is_prefix);
@@ -143,7 +143,8 @@ TEST(ChatRequest, RefusalsNameThePlace) {
   EXPECT_THAT(refusal("[]"), HasSubstr("messages is missing or empty"));
   EXPECT_THAT(refusal(with_messages("")), HasSubstr("messages is missing or empty"));
   EXPECT_THAT(refusal(with_messages("1")), HasSubstr("messages[0] is 1"));
-  EXPECT_THAT(refusal(with_messages(kHello + R"(,{"role":"king","content":""})")), HasSubstr("messages[1].role is \"king\""));
+  EXPECT_THAT(refusal(with_messages(kHello + R"(,{"role":"king","content":""})")),
+              HasSubstr("messages[1].role is \"king\""));
   EXPECT_THAT(refusal(with_messages(R"({"role":"user"})")), HasSubstr("messages[0].content is missing"));
   EXPECT_THAT(refusal(with_messages(R"({"role":"user","content":7})")), HasSubstr("messages[0].content is 7"));
   EXPECT_THAT(refusal(with_messages(R"({"role":"user","content":[{"type":"video_url"}]})")),

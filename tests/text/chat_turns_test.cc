@@ -51,7 +51,8 @@ TEST(ChatTurns, ResultsFollowTheOrderOfTheCalls) {
   EXPECT_EQ(describe({assistant({"a", "b"}), tool("b"), tool("?"), tool("a")}), "AU[#? #a #b ]")
       << "an unknown call counts as the first";
   EXPECT_EQ(describe({tool("b"), tool("a")}), "U[#b #a ]") << "no calls, no order";
-  EXPECT_EQ(describe({assistant({"a", "b"}), tool("b"), assistant({"b", "a"}), tool("a"), tool("b")}), "AU[#b ]AU[#b #a ]");
+  EXPECT_EQ(describe({assistant({"a", "b"}), tool("b"), assistant({"b", "a"}), tool("a"), tool("b")}),
+            "AU[#b ]AU[#b #a ]");
 }
 
 }  // namespace

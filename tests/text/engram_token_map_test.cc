@@ -57,7 +57,11 @@ TEST(EngramNormalization, FollowsEachStep) {
   EXPECT_EQ(normalized("\n\n"), " ") << "only spaces";
   EXPECT_EQ(normalized("\u2003\u00A0"), " ") << "NFKC turns these into spaces";
   EXPECT_EQ(normalized("\u2028x\u0085"), "x") << "white space at the ends";
-  EXPECT_EQ(normalized("\x1C" "A\x1F"), "\x1C" "a\x1F") << "separators that are not white space stay";
+  EXPECT_EQ(normalized("\x1C"
+                       "A\x1F"),
+            "\x1C"
+            "a\x1F")
+      << "separators that are not white space stay";
   EXPECT_EQ(normalized("\v\f"), "");
   EXPECT_EQ(normalized(" \v "), "") << "not one single space, so no guard";
 }

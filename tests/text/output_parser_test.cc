@@ -20,11 +20,20 @@ std::string describe(const std::vector<OutputDelta>& deltas) {
   for (const OutputDelta& delta : deltas) {
     const bool continues = last != nullptr && last->kind == delta.kind;
     switch (delta.kind) {
-      case OutputDelta::Kind::kReasoning: out += continues ? "" : "R:"; break;
-      case OutputDelta::Kind::kContent: out += continues ? "" : "C:"; break;
-      case OutputDelta::Kind::kCallBegin: out += " " + delta.call_id + ":" + delta.call_name + "("; break;
-      case OutputDelta::Kind::kCallArguments: break;
-      case OutputDelta::Kind::kCallEnd: out += ")."; break;
+      case OutputDelta::Kind::kReasoning:
+        out += continues ? "" : "R:";
+        break;
+      case OutputDelta::Kind::kContent:
+        out += continues ? "" : "C:";
+        break;
+      case OutputDelta::Kind::kCallBegin:
+        out += " " + delta.call_id + ":" + delta.call_name + "(";
+        break;
+      case OutputDelta::Kind::kCallArguments:
+        break;
+      case OutputDelta::Kind::kCallEnd:
+        out += ").";
+        break;
     }
     out += delta.text;
     last = &delta;
@@ -71,8 +80,8 @@ TEST(OutputParser, SeparatesReasoningFromTheAnswer) {
 }
 
 TEST(OutputParser, TextThatOnlyResemblesAMarkerStaysText) {
-  for (const char* text : {"a < b", "a</thinking>", "<｜", "x\n\n<｜DSML｜", "x\n\n<｜DSML｜ callsign>", "<<｜DSML｜>", "</｜DSML｜ calls>",
-                           "<｜〜", "invoke name=\"f\"", "<\n</", "</</</think"}) {
+  for (const char* text : {"a < b", "a</thinking>", "<｜", "x\n\n<｜DSML｜", "x\n\n<｜DSML｜ callsign>", "<<｜DSML｜>",
+                           "</｜DSML｜ calls>", "<｜〜", "invoke name=\"f\"", "<\n</", "</</</think"}) {
     EXPECT_EQ(parse(text), std::string("C:") + text);
   }
 }
@@ -95,7 +104,8 @@ std::string parameter(const std::string& name, const std::string& value, bool is
 TEST(OutputParser, StreamsCallsWithTheirArguments) {
   EXPECT_EQ(parse("x" + block(call(parameter("a", "b") + parameter("n", "[1, 2]", false)) + call("\n", "g"))),
             R"(C:x call_0:f({"a": "b", "n": [1, 2]}). call_1:g({}).)");
-  EXPECT_EQ(think("r" + block(call(parameter("a", "42")))), R"(R:r call_0:f({"a": "42"}).)") << "a call inside reasoning";
+  EXPECT_EQ(think("r" + block(call(parameter("a", "42")))), R"(R:r call_0:f({"a": "42"}).)")
+      << "a call inside reasoning";
   EXPECT_EQ(think("r</think>c" + block(call(parameter("a", "")))), R"(R:rC:c call_0:f({"a": ""}).)");
 }
 
@@ -120,8 +130,9 @@ TEST(OutputParser, ToleratesWhatTheModelForgotToClose) {
   const std::string open_value = "<｜DSML｜ parameter name=\"a\" string=\"true\">b";
   EXPECT_EQ(parse(block(call(open_value + "\n" + parameter("c", "d")))), R"( call_0:f({"a": "b", "c": "d"}).)")
       << "a parameter ended by the next";
-  EXPECT_EQ(parse(block(call(open_value + "\n\n<｜DSML｜ parameter name=\"c\" string=\"false\">1</｜DSML｜ parameter>\n"))),
-            R"( call_0:f({"a": "b\n", "c": 1}).)")
+  EXPECT_EQ(
+      parse(block(call(open_value + "\n\n<｜DSML｜ parameter name=\"c\" string=\"false\">1</｜DSML｜ parameter>\n"))),
+      R"( call_0:f({"a": "b\n", "c": 1}).)")
       << "only the line feed between tags goes";
   EXPECT_EQ(parse(block(call(open_value) + call("\n", "g"))), R"( call_0:f({"a": "b"}). call_1:g({}).)")
       << "a parameter ended by the end of its call";
@@ -131,7 +142,8 @@ TEST(OutputParser, ToleratesWhatTheModelForgotToClose) {
   EXPECT_EQ(parse("\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n" + open_value + "\n" + call("\n", "g")),
             R"( call_0:f({"a": "b"}). call_1:g({}).)")
       << "a parameter ended by the next call";
-  EXPECT_EQ(parse("\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n" + call("\n", "g")), R"( call_0:f({}). call_1:g({}).)");
+  EXPECT_EQ(parse("\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n" + call("\n", "g")),
+            R"( call_0:f({}). call_1:g({}).)");
   EXPECT_EQ(parse(block(call("<｜DSML｜ parameter name=\"a\">b</｜DSML｜ parameter>\n"))), R"( call_0:f({"a": "b"}).)")
       << "no flag: text";
 }
@@ -153,15 +165,19 @@ TEST(OutputParser, ACallThatWasCutIsKnownToBe) {
 // What the chat encoding writes comes back, in both spellings, wherever the stream is cut.
 TEST(OutputParser, DifficultArgumentsSurviveTheRoundTrip) {
   const std::string arguments =
-      "{\"shipping address\": \"北京市\\n朝阳区\\n\", \" string= mode \": {\"a\": [1, {\"b\": \"</x>\"}], \"c\": null}, "
+      "{\"shipping address\": \"北京市\\n朝阳区\\n\", \" string= mode \": {\"a\": [1, {\"b\": \"</x>\"}], \"c\": "
+      "null}, "
       "\"count\": 2, \"\": \"\"}";
   ChatRequest request;
   request.is_thinking = false;
   std::string escaped;
   append_json_escaped(arguments, escaped);
-  request.messages = parse_chat_request("{\"messages\":[{\"role\":\"assistant\",\"content\":\"done\",\"tool_calls\":[{\"function\":"
-                                        "{\"name\":\"ship\",\"arguments\":\"" + escaped + "\"}},{\"function\":"
-                                        "{\"name\":\"none\",\"arguments\":\"{}\"}}]}]}")
+  request.messages = parse_chat_request(
+                         "{\"messages\":[{\"role\":\"assistant\",\"content\":\"done\",\"tool_calls\":[{\"function\":"
+                         "{\"name\":\"ship\",\"arguments\":\"" +
+                         escaped +
+                         "\"}},{\"function\":"
+                         "{\"name\":\"none\",\"arguments\":\"{}\"}}]}]}")
                          .value()
                          .messages;
   std::string text = encode_chat(golden_tokenizer(), request).value().text;
@@ -197,7 +213,8 @@ TEST(OutputParser, AgreesWithTheStrictGrammarOnWellFormedOutput) {
         const int num_parameters = random.below(4);
         for (int p = 0; p < num_parameters; ++p) {
           const bool is_string = random.below(2) == 0;
-          text += "<" + d + "parameter name=\"k " + std::to_string(p) + "\" string=\"" + (is_string ? "true" : "false") + "\">";
+          text += "<" + d + "parameter name=\"k " + std::to_string(p) + "\" string=\"" +
+                  (is_string ? "true" : "false") + "\">";
           text += is_string ? words() : dump_json(Json(words()));
           text += "</" + d + "parameter>\n";
         }
@@ -205,8 +222,7 @@ TEST(OutputParser, AgreesWithTheStrictGrammarOnWellFormedOutput) {
       }
       text += "</" + d + word + ">";
     }
-    const std::optional<ParsedOutput> strict =
-        StrictOutputParser(text, is_spaced ? " " : "", word).parse(is_thinking);
+    const std::optional<ParsedOutput> strict = StrictOutputParser(text, is_spaced ? " " : "", word).parse(is_thinking);
     ASSERT_TRUE(strict) << text;
     const ParsedOutput tolerant = parse_output(text, {.is_thinking = is_thinking});
     ASSERT_EQ(tolerant.reasoning, strict->reasoning) << text;
@@ -222,10 +238,33 @@ TEST(OutputParser, AgreesWithTheStrictGrammarOnWellFormedOutput) {
 
 TEST(OutputParser, RandomMarkupIsTheSameHoweverItIsCutAndStaysWholeCharacters) {
   RandomText random(13);
-  static const std::vector<std::string> kScraps = {
-      "<｜DSML｜", "</｜DSML｜", " calls>", "calls>", "tool_calls>", " invoke name=\"", "invoke>", " parameter name=\"",
-      "parameter>", "\" string=\"true\">", "\" string=\"false\">", "\">", "</think>", "<think>", "\n", "\n\n", "<", "</", "｜",
-      "D", "x", "\"", "\\", "你", "\U0001F600", " ", ">"};
+  static const std::vector<std::string> kScraps = {"<｜DSML｜",
+                                                   "</｜DSML｜",
+                                                   " calls>",
+                                                   "calls>",
+                                                   "tool_calls>",
+                                                   " invoke name=\"",
+                                                   "invoke>",
+                                                   " parameter name=\"",
+                                                   "parameter>",
+                                                   "\" string=\"true\">",
+                                                   "\" string=\"false\">",
+                                                   "\">",
+                                                   "</think>",
+                                                   "<think>",
+                                                   "\n",
+                                                   "\n\n",
+                                                   "<",
+                                                   "</",
+                                                   "｜",
+                                                   "D",
+                                                   "x",
+                                                   "\"",
+                                                   "\\",
+                                                   "你",
+                                                   "\U0001F600",
+                                                   " ",
+                                                   ">"};
   for (int i = 0; i < 20000; ++i) {
     std::vector<std::string> scraps;
     std::string text;
@@ -244,7 +283,8 @@ TEST(OutputParser, RandomMarkupIsTheSameHoweverItIsCutAndStaysWholeCharacters) {
     for (const std::string& scrap : scraps) {
       std::vector<OutputDelta> deltas;
       parser.push(scrap, deltas);
-      for (const OutputDelta& delta : deltas) ASSERT_TRUE(is_valid_utf8(delta.text) && is_valid_utf8(delta.call_name)) << text;
+      for (const OutputDelta& delta : deltas)
+        ASSERT_TRUE(is_valid_utf8(delta.text) && is_valid_utf8(delta.call_name)) << text;
     }
   }
 }

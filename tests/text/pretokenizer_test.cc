@@ -66,7 +66,11 @@ TEST_F(BothPaths, CutAtTheLastLineEndOfWhiteSpace) {
 
 TEST_F(BothPaths, LeaveCharactersOfNoAlternativeAsGaps) {
   EXPECT_THAT(cut("\x01\x02\x03"), ElementsAre("\x01\x02\x03"));
-  EXPECT_THAT(cut("\x01\x02" "a"), ElementsAre("\x01", "\x02" "a"));
+  EXPECT_THAT(cut("\x01\x02"
+                  "a"),
+              ElementsAre("\x01",
+                          "\x02"
+                          "a"));
 }
 
 TEST_F(BothPaths, TakeOneAsciiPunctuationMarkWithTheLettersAfterIt) {
@@ -125,8 +129,15 @@ TEST(RegexSplitter, CutsByFixedTextToo) {
 
 TEST(RegexSplitter, ReadsWhiteSpaceAsTheUnicodePropertyAndNotAsPcreDoes) {
   const Pretokenizer pretokenizer = Pretokenizer::create({{true, "\\s+"}}).value();
-  EXPECT_THAT(pieces(pretokenizer, "a\u00A0\u2003\u3000\u0085" "b"), ElementsAre("a", "\u00A0\u2003\u3000\u0085", "b"));
-  EXPECT_THAT(pieces(pretokenizer, "a\u180E" "b"), ElementsAre("a\u180E" "b"));
+  EXPECT_THAT(pieces(pretokenizer,
+                     "a\u00A0\u2003\u3000\u0085"
+                     "b"),
+              ElementsAre("a", "\u00A0\u2003\u3000\u0085", "b"));
+  EXPECT_THAT(pieces(pretokenizer,
+                     "a\u180E"
+                     "b"),
+              ElementsAre("a\u180E"
+                          "b"));
   const Pretokenizer in_class = Pretokenizer::create({{true, "[^\\s\\p{L}]+|[\\S]"}}).value();
   EXPECT_THAT(pieces(in_class, "a \u180E"), ElementsAre("a", " ", "\u180E"));
 }

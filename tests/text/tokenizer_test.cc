@@ -21,22 +21,23 @@ struct Vector {
 
 TEST(Tokenizer, EncodesTheTestVectors) {
   const Vector vectors[] = {
-      {"Hello! 毕老师！1 + 1 = 2 ĠÑĤÐ²ÑĬÑĢ", {19923, 3, 223, 5464, 5008, 1175, 19, 940, 223, 19, 438, 223, 20, 6113,
-                                                257, 76589, 131, 100, 76032, 1628, 76589, 131, 108, 76589, 131, 98}},
+      {"Hello! 毕老师！1 + 1 = 2 ĠÑĤÐ²ÑĬÑĢ",
+       {19923, 3,   223,   5464, 5008, 1175,  19,   940,   223, 19,  438,   223, 20,
+        6113,  257, 76589, 131,  100,  76032, 1628, 76589, 131, 108, 76589, 131, 98}},
       {"<｜User｜>你好<｜Assistant｜><think>推理</think>答案<｜end▁of▁sentence｜>",
        {128803, 30594, 128804, 128821, 36101, 128822, 7624, 1}},
       {"The quick brown fox jumps over the lazy dog.", {671, 4787, 13769, 46012, 54994, 1060, 270, 41638, 6397, 16}},
       {"tabs\tand\nnewlines\r\n\r\n\nand   spaces",
        {86, 10284, 200, 458, 201, 2839, 12678, 204, 201, 204, 271, 458, 262, 13564}},
-      {"1234567890 12 345 6789 0.5e-10 3.14159", {6895, 18009, 25744, 18, 223, 736, 223, 18014, 223, 27183, 27, 223, 18,
-                                                  16, 23, 71, 15, 553, 223, 21, 16, 9926, 3318}},
+      {"1234567890 12 345 6789 0.5e-10 3.14159", {6895, 18009, 25744, 18, 223, 736, 223, 18014, 223, 27183, 27,  223,
+                                                  18,   16,    23,    71, 15,  553, 223, 21,    16,  9926,  3318}},
       {"def f(x):\n    return x**2  # square\n\n\nclass A:\n\tpass\n",
        {3465, 285, 4042, 3395, 361, 1354, 1527, 666, 20, 223, 1823, 5080, 6328, 3767, 334, 1137, 200, 9762, 201}},
-      {"if (a<b && c>=d) { x[i] = y->z; }", {394, 343, 67, 93180, 6546, 274, 26404, 70, 11, 680, 1527, 3166, 63, 438, 383,
-                                             2105, 92, 29, 837}},
+      {"if (a<b && c>=d) { x[i] = y->z; }",
+       {394, 343, 67, 93180, 6546, 274, 26404, 70, 11, 680, 1527, 3166, 63, 438, 383, 2105, 92, 29, 837}},
       {"naïve café Zürich — “quotes” ‘single’ … ©®™ €£¥",
-       {2720, 91223, 57664, 125388, 616, 2136, 811, 403, 7183, 430, 2096, 54492, 442, 5532, 13420, 16760, 26819, 21820,
-        25418, 62019}},
+       {2720, 91223, 57664, 125388, 616,   2136,  811,   403,   7183,  430,
+        2096, 54492, 442,   5532,   13420, 16760, 26819, 21820, 25418, 62019}},
       {"  leading and trailing  ", {223, 6646, 305, 52964, 262}},
       {"", {}},
   };
@@ -62,10 +63,17 @@ TEST(Tokenizer, ControlTokensAreTheAddedOnes) {
   int num_controls = 0;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) num_controls += tokenizer.is_control(id);
   EXPECT_EQ(num_controls, 1283);
-  const Vector named[] = {{"<｜begin▁of▁sentence｜>", {0}}, {"<｜end▁of▁sentence｜>", {1}}, {"<｜▁pad▁｜>", {2}},
-                          {"<｜place▁holder▁no▁798｜>", {128798}}, {"<｜System｜>", {128799}}, {"<|EOT|>", {128805}},
-                          {"｜DSML｜", {128825}}, {"</dsml:", {128841}}, {"<|place_holder_mm_span_0021|>", {128847}},
-                          {"<｜deepseek_image｜>", {129264}}, {"<|place_holder_mm_span_0442|>", {129279}}};
+  const Vector named[] = {{"<｜begin▁of▁sentence｜>", {0}},
+                          {"<｜end▁of▁sentence｜>", {1}},
+                          {"<｜▁pad▁｜>", {2}},
+                          {"<｜place▁holder▁no▁798｜>", {128798}},
+                          {"<｜System｜>", {128799}},
+                          {"<|EOT|>", {128805}},
+                          {"｜DSML｜", {128825}},
+                          {"</dsml:", {128841}},
+                          {"<|place_holder_mm_span_0021|>", {128847}},
+                          {"<｜deepseek_image｜>", {129264}},
+                          {"<|place_holder_mm_span_0442|>", {129279}}};
   for (const Vector& token : named) {
     EXPECT_EQ(tokenizer.find_control_token(token.text), token.ids[0]);
     EXPECT_EQ(tokenizer.token_bytes(token.ids[0]), token.text);
@@ -124,12 +132,12 @@ std::string small_file(const std::string& added = "", const std::string& merges 
   for (int byte = 0; byte < 256; ++byte) {
     std::string spelling = spell_bytes(std::string(1, static_cast<char>(byte)));
     if (spelling == "\"" || spelling == "\\") spelling.insert(0, "\\");
-    vocabulary += "\"" + spelling + "\":" + std::to_string(byte) + ",";
+    vocabulary += fmt::format("\"{}\":{},", spelling, byte);
   }
-  return "{\"normalizer\":" + normalizer + ",\"added_tokens\":[" + added + "],\"pre_tokenizer\":{\"type\":\"Sequence\"," +
-         "\"pretokenizers\":[" + stages + "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}," +
-         "\"model\":{\"type\":\"BPE\"," + extra_model + "\"vocab\":{" + vocabulary + "\"ab\":256" + extra_vocabulary +
-         "},\"merges\":[" + merges + "]}}";
+  return "{\"normalizer\":" + normalizer + ",\"added_tokens\":[" + added +
+         "],\"pre_tokenizer\":{\"type\":\"Sequence\"," + "\"pretokenizers\":[" + stages +
+         "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}," + "\"model\":{\"type\":\"BPE\"," +
+         extra_model + "\"vocab\":{" + vocabulary + "\"ab\":256" + extra_vocabulary + "},\"merges\":[" + merges + "]}}";
 }
 
 std::string replace(std::string text, const std::string& from, const std::string& to) {

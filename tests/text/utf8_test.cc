@@ -29,10 +29,15 @@ TEST(Utf8, EveryScalarValueSurvivesEncodingAndDecoding) {
 
 // The expected texts are what Python gives for bytes.decode(errors='replace').
 TEST(Utf8, MaximalSubpartsBecomeOneReplacementCharacterEach) {
-  EXPECT_EQ(replace_invalid_utf8("a\x80" "b"), "a" + replaced(1) + "b");
+  EXPECT_EQ(replace_invalid_utf8("a\x80"
+                                 "b"),
+            std::string("a") + replaced(1) + "b");
   EXPECT_EQ(replace_invalid_utf8("\xF0\x9F\x98"), replaced(1));
   EXPECT_EQ(replace_invalid_utf8("\xF0\x9F\x98x"), replaced(1) + "x");
-  EXPECT_EQ(replace_invalid_utf8("\xF1\x80\x80\xE1\x80\xC2" "b\x80" "c\x80\xBF" "d"),
+  EXPECT_EQ(replace_invalid_utf8("\xF1\x80\x80\xE1\x80\xC2"
+                                 "b\x80"
+                                 "c\x80\xBF"
+                                 "d"),
             replaced(3) + "b" + replaced(1) + "c" + replaced(2) + "d");
   EXPECT_EQ(replace_invalid_utf8("\xED\xA0\x80"), replaced(3)) << "a surrogate";
   EXPECT_EQ(replace_invalid_utf8("\xC0\xAF"), replaced(2)) << "an overlong form";

@@ -9,8 +9,8 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Vocabulary, FindsRegularAndControlTokensOfTheSameSpellingApart) {
-  const auto vocabulary = Vocabulary::create({{1, TokenKind::kControl, "ab"}, {0, TokenKind::kBytes, "ab"},
-                                              {2, TokenKind::kLiteral, "c"}});
+  const auto vocabulary =
+      Vocabulary::create({{1, TokenKind::kControl, "ab"}, {0, TokenKind::kBytes, "ab"}, {2, TokenKind::kLiteral, "c"}});
   ASSERT_TRUE(vocabulary.ok());
   EXPECT_EQ(vocabulary->size(), 3);
   EXPECT_EQ(vocabulary->find_regular("ab"), 0);
