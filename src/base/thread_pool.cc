@@ -8,7 +8,8 @@ namespace deepinfer {
 namespace {
 
 constexpr int kSpins = 2000;  // pauses before sleeping: some tens of microseconds
-constexpr uint32_t kStop = 1u << 31;
+constexpr uint32_t kStop = 1;
+constexpr uint32_t kOneRound = 2;
 
 // Waits until `value` differs from `old`: spins, then sleeps on the address.
 template <typename T>
@@ -27,10 +28,12 @@ T wait_for_change(std::atomic<T>& value, T old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, uint32_t first_round) : round_(first_round & ~kStop) {
   DI_CHECK(num_threads >= 1, "a pool of {} threads", num_threads);
   workers_.reserve(num_threads - 1);
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  for (int i = 1; i < num_threads; ++i) {
+    workers_.emplace_back([this, i, round = first_round & ~kStop] { work(i, round); });
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -50,7 +53,7 @@ void ThreadPool::run_erased(int64_t num_tasks, Function function, void* body) {
   num_tasks_ = num_tasks;
   next_task_.store(0, std::memory_order_relaxed);
   num_busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(kOneRound, std::memory_order_release);
   round_.notify_all();
   take_tasks(0);
   for (int busy = num_busy_.load(std::memory_order_acquire); busy != 0;) busy = wait_for_change(num_busy_, busy);
@@ -64,11 +67,11 @@ void ThreadPool::take_tasks(int thread) {
   }
 }
 
-void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
+void ThreadPool::work(int thread, uint32_t seen_round) {
   while (true) {
-    seen = wait_for_change(round_, seen);
-    if (seen & kStop) return;
+    // A worker is never more than one round behind, so a count that wrapped still differs from the one seen last.
+    seen_round = wait_for_change(round_, seen_round);
+    if (seen_round & kStop) return;
     take_tasks(thread);
     if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();
   }

@@ -15,8 +15,8 @@ namespace deepinfer {
 
 class ThreadPool {
  public:
-  // num_threads: >= 1, counting the calling thread, so 1 starts no worker.
-  explicit ThreadPool(int num_threads);
+  // num_threads: >= 1, counting the calling thread, so 1 starts no worker. first_round: for tests of the wrap.
+  explicit ThreadPool(int num_threads, uint32_t first_round = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -36,7 +36,7 @@ class ThreadPool {
   using Function = void (*)(void* body, int64_t task, int thread);
 
   void run_erased(int64_t num_tasks, Function function, void* body);
-  void work(int thread);
+  void work(int thread, uint32_t seen_round);
   void take_tasks(int thread);
 
   std::vector<std::thread> workers_;
@@ -44,7 +44,7 @@ class ThreadPool {
   void* body_ = nullptr;
   int64_t num_tasks_ = 0;
   alignas(64) std::atomic<int64_t> next_task_{0};
-  alignas(64) std::atomic<uint32_t> round_{0};  // grows by one a run; the top bit asks workers to stop
+  alignas(64) std::atomic<uint32_t> round_;  // grows by two a run and wraps; the lowest bit asks workers to stop
   alignas(64) std::atomic<int> num_busy_{0};
 };
 
