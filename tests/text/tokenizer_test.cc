@@ -131,7 +131,7 @@ std::string small_file(const std::string& added = "", const std::string& merges 
   std::string vocabulary;
   for (int byte = 0; byte < 256; ++byte) {
     std::string spelling = spell_bytes(std::string(1, static_cast<char>(byte)));
-    if (spelling == "\"" || spelling == "\\") spelling.insert(0, "\\");
+    if (spelling == "\"" || spelling == "\\") spelling = fmt::format("\\{}", spelling);
     vocabulary += fmt::format("\"{}\":{},", spelling, byte);
   }
   return "{\"normalizer\":" + normalizer + ",\"added_tokens\":[" + added +
