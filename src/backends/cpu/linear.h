@@ -1,11 +1,13 @@
 // The kernels of the linear op (contract: ops/linear.h), one set an instruction level. Each set owns a layout of packed
 // weights: a weight may only be run by the set that packed it.
 //
-// `reference`, `avx2` and `avx512` give equal bits as long as inputs lie below 2^39 in magnitude, and sums over a group of
-// 32 columns above 2^-94 or at zero: with FP8 weights, sums are kept times a power of two that could cost bits beyond.
-// `avx512_bf16` multiplies BF16 pairs for tasks with `input_is_bf16` (weights in FP8, MXFP4 or BF16): for each group of 32
-// columns, `g` takes the 16 pairs in ascending order, one VDPBF16PS each (two products, rounded after each; subnormals
-// count as zero), then total = fma(g, scale, total). Its other tasks run as in `avx512`.
+// `reference`, `avx2` and `avx512` give equal bits as long as inputs lie below 2^39 in magnitude, and sums over a group
+// of 32 columns above 2^-94 or at zero: with FP8 weights, sums are kept times a power of two that costs bits beyond.
+//
+// `avx512_bf16` multiplies BF16 pairs for tasks with `input_is_bf16` (weights in FP8, MXFP4 or BF16): for each group of
+// 32 columns, `g` takes the 16 pairs in ascending order, one VDPBF16PS each (two products, rounded after each;
+// subnormals count as zero), then total = fma(g, scale, total). Its other tasks run as in `avx512`.
+//
 // A row's bits depend on its own input, the weight and the set alone: not on the batch, the threads or other tasks.
 #pragma once
 

@@ -1,9 +1,12 @@
 // Linear kernels for AVX2, FMA and F16C: 16 rows in two vectors, one column a step.
 //
-// FP8, Fp8: an E4M3 code shifted into an FP16 is its value times 2^-8, subnormals included; the factor is repaid on the sum.
-// FP8, Fp8Lanes: a code shifted into an fp32 is its value times 2^-120. Its subnormals stay subnormal, which AMD processors
-// multiply at full speed (and others do not), and shifts are half the work of converting FP16 there. Inputs come times
-// 2^88, so that products keep their bits; the rest is repaid on the sum.
+// FP8, Fp8: an E4M3 code shifted into an FP16 is its value times 2^-8, subnormals included; the factor is repaid on the
+// sum.
+//
+// FP8, Fp8Lanes: a code shifted into an fp32 is its value times 2^-120. Its subnormals stay subnormal, which AMD
+// processors multiply at full speed (and others do not), and shifts are half the work of converting FP16 there. Inputs
+// come times 2^88, so that products keep their bits; the rest is repaid on the sum.
+//
 // MXFP4: two byte shuffles give the bytes of BF16 pairs, and a shift or a mask makes fp32 of each.
 #include <immintrin.h>
 

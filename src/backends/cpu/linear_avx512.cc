@@ -30,8 +30,7 @@ struct F32 : Unscaled {
 template <typename Even, typename Odd, typename Emit>
 [[gnu::always_inline]] inline void emit_pairs(__m512i pairs, Even even, Odd odd, Emit&& emit) {
   emit(even, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
-  emit(odd,
-       _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)))));
+  emit(odd, _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)))));
 }
 
 struct Bf16 : Unscaled {

@@ -1,5 +1,6 @@
-// Linear kernels for AVX-512 with VBMI and BF16: one step is a pair of columns, multiplied by VDPBF16PS. Weights decode to
-// BF16 exactly; none is a BF16 subnormal, which the instruction would take for zero, unless the checkpoint itself is BF16.
+// Linear kernels for AVX-512 with VBMI and BF16: one step is a pair of columns, multiplied by VDPBF16PS. Weights decode
+// to BF16 exactly; none is a BF16 subnormal, which the instruction would take for zero, unless the checkpoint itself is
+// BF16.
 #include <immintrin.h>
 
 #include "backends/cpu/linear_unit.h"
@@ -65,10 +66,10 @@ struct Fp8 : Fp8Scale {
   template <typename Emit>
   [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
     const __m512i codes = load_line(line);
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kFp8Tables.low), codes,
-                                                 _mm512_load_si512(kFp8Tables.low + 64));
-    const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kFp8Tables.high), codes,
-                                                       _mm512_load_si512(kFp8Tables.high + 64));
+    const __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(kFp8Tables.low), codes, _mm512_load_si512(kFp8Tables.low + 64));
+    const __m512i magnitude =
+        _mm512_permutex2var_epi8(_mm512_load_si512(kFp8Tables.high), codes, _mm512_load_si512(kFp8Tables.high + 64));
     // magnitude | (codes & 0x80)
     const __m512i high = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), 0xF8);
     emit(Index<0>{}, _mm512_unpacklo_epi8(low, high));

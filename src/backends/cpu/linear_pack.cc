@@ -22,10 +22,14 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 // Bytes of `count` values.
 int64_t data_bytes(WeightFormat format, int64_t count) {
   switch (format) {
-    case WeightFormat::kF8Tile32: return count;
-    case WeightFormat::kMxfp4: return count / 2;
-    case WeightFormat::kBf16: return count * 2;
-    case WeightFormat::kF32: return count * 4;
+    case WeightFormat::kF8Tile32:
+      return count;
+    case WeightFormat::kMxfp4:
+      return count / 2;
+    case WeightFormat::kBf16:
+      return count * 2;
+    case WeightFormat::kF32:
+      return count * 4;
   }
   return 0;
 }
@@ -61,7 +65,9 @@ void pack_bf16_row(const std::byte* from, std::byte* block, int row) {
 }
 
 // kYmm: each half line is one pair of columns, {even, odd}[16 rows].
+//
 // kYmmLanes: each half line is eight rows; a 32-bit lane is one row's four columns, in the order 0, 2, 1, 3.
+//
 // kZmm: for each four rows (16 bytes) the first pair of columns, then the second: a byte unpack with a second table
 // lookup gives BF16 pairs with one row a lane.
 void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
@@ -80,39 +86,39 @@ void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder or
   }
 }
 
-// kYmm, kYmmLanes: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1, the high ones
-// 2 and 3; rows lie so that unpacking the two halves of each 128-bit lane gives rows 0-7 and 8-15.
-// kZmm: a 32-bit lane is one row's eight columns; the low half has the even ones, ascending from the low nibble, and the
-// high half the odd ones: four word lookups, each after a shift by one more nibble, give BF16 pairs.
+// kYmm, kYmmLanes: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1,
+// the high ones 2 and 3; rows lie so that unpacking the two halves of each 128-bit lane gives rows 0-7 and 8-15.
+//
+// kZmm: a 32-bit lane is one row's eight columns; the low half has the even ones, ascending from the low nibble, and
+// the high half the odd ones: four word lookups, each after a shift by one more nibble, give BF16 pairs.
 void pack_mxfp4_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
-  if (order != LineOrder::kZmm) {
-    const int place = row % 8 / 4 * 16 + row / 8 * 8 + row % 4 * 2;
-    for (int half = 0; half < 8; ++half) {
-      const unsigned v = load<uint16_t>(from + half * 2);
-      const unsigned even = (v & 0x000F) | (v & 0x0F00) >> 4;
-      const unsigned odd = (v & 0x00F0) >> 4 | (v & 0xF000) >> 8;
-      store(block + half * 32 + place, static_cast<uint16_t>(even | odd << 8));
+  const int place = order == LineOrder::kZmm ? row * 4 : row % 8 / 4 * 16 + row / 8 * 8 + row % 4 * 2;
+  for (int part = 0; part < 2; ++part) {  // 16 columns each
+    uint64_t v = load<uint64_t>(from + part * 8);
+    // In every four nibbles the middle two change places.
+    v = (v & 0xF00FF00FF00FF00F) | (v & 0x00F000F000F000F0) << 4 | (v & 0x0F000F000F000F00) >> 4;
+    if (order == LineOrder::kZmm) {
+      // In every four bytes the middle two: now each half of 32 bits has its even columns, then its odd ones.
+      v = (v & 0xFF0000FFFF0000FF) | (v & 0x0000FF000000FF00) << 8 | (v & 0x00FF000000FF0000) >> 8;
+      for (int i = 0; i < 2; ++i) {
+        store(block + (part * 2 + i) * kLineBytes + place, static_cast<uint32_t>(v >> (32 * i)));
+      }
+      continue;
     }
-    return;
-  }
-  for (int line = 0; line < 4; ++line) {
-    const uint32_t v = load<uint32_t>(from + line * 4);
-    uint32_t even = 0;
-    uint32_t odd = 0;
-    for (int j = 0; j < 4; ++j) {
-      even |= (v >> (8 * j) & 15) << (4 * j);
-      odd |= (v >> (8 * j + 4) & 15) << (4 * j);
-    }
-    store(block + line * kLineBytes + row * 4, even | odd << 16);
+    for (int i = 0; i < 4; ++i) store(block + (part * 4 + i) * 32 + place, static_cast<uint16_t>(v >> (16 * i)));
   }
 }
 
 void pack_row(const ops::WeightSource& source, const std::byte* from, std::byte* block, int row, LineOrder order) {
   switch (source.format) {
-    case WeightFormat::kF8Tile32: return pack_fp8_row(from, block, row, order);
-    case WeightFormat::kMxfp4: return pack_mxfp4_row(from, block, row, order);
-    case WeightFormat::kBf16: return pack_bf16_row(from, block, row);
-    case WeightFormat::kF32: return pack_f32_row(from, block, row);
+    case WeightFormat::kF8Tile32:
+      return pack_fp8_row(from, block, row, order);
+    case WeightFormat::kMxfp4:
+      return pack_mxfp4_row(from, block, row, order);
+    case WeightFormat::kBf16:
+      return pack_bf16_row(from, block, row);
+    case WeightFormat::kF32:
+      return pack_f32_row(from, block, row);
   }
 }
 
@@ -145,7 +151,9 @@ void pack_tile(const ops::WeightSource& source, int64_t first_row, LineOrder ord
 
 }  // namespace
 
-int64_t weight_data_bytes(const ops::WeightSource& source) { return data_bytes(source.format, source.rows * source.cols); }
+int64_t weight_data_bytes(const ops::WeightSource& source) {
+  return data_bytes(source.format, source.rows * source.cols);
+}
 
 int64_t weight_scale_bytes(const ops::WeightSource& source) {
   const int64_t groups = source.cols / kGroupColumns;
@@ -166,7 +174,8 @@ ops::PackedWeight allocate_weight(const ops::WeightSource& source, int64_t bytes
   DI_CHECK(source.cols % kGroupColumns == 0, "a weight of {} columns: need whole groups of 32", source.cols);
   const bool is_large = bytes >= 2 * kHugePage;
   const int64_t allocated = round_up(std::max<int64_t>(bytes, 1), kLineBytes);
-  void* memory = std::aligned_alloc(is_large ? kHugePage : kLineBytes, is_large ? round_up(allocated, kHugePage) : allocated);
+  void* memory =
+      std::aligned_alloc(is_large ? kHugePage : kLineBytes, is_large ? round_up(allocated, kHugePage) : allocated);
   DI_CHECK(memory != nullptr, "no memory for a packed weight of {} bytes", bytes);
   if (is_large) madvise(memory, allocated, MADV_HUGEPAGE);  // a wish: nothing is lost where it is refused
   return {source.format, source.rows, source.cols, bytes,

@@ -34,10 +34,14 @@ struct Rows {
   float value(int64_t row, int64_t col) const {
     const int64_t i = row * cols + col;
     switch (format) {
-      case ops::WeightFormat::kF8Tile32: return e4m3_to_float(data[i]);
-      case ops::WeightFormat::kMxfp4: return e2m1_to_float(col % 2 == 0 ? data[i / 2] & 15 : data[i / 2] >> 4);
-      case ops::WeightFormat::kBf16: return to_float(BFloat16{static_cast<uint16_t>(data[2 * i] | data[2 * i + 1] << 8)});
-      case ops::WeightFormat::kF32: break;
+      case ops::WeightFormat::kF8Tile32:
+        return e4m3_to_float(data[i]);
+      case ops::WeightFormat::kMxfp4:
+        return e2m1_to_float(col % 2 == 0 ? data[i / 2] & 15 : data[i / 2] >> 4);
+      case ops::WeightFormat::kBf16:
+        return to_float(BFloat16{static_cast<uint16_t>(data[2 * i] | data[2 * i + 1] << 8)});
+      case ops::WeightFormat::kF32:
+        break;
     }
     float value;
     std::memcpy(&value, data + 4 * i, sizeof(value));
@@ -46,9 +50,12 @@ struct Rows {
 
   float scale(int64_t row, int64_t group) const {
     switch (format) {
-      case ops::WeightFormat::kF8Tile32: return e8m0_to_float(scales[row / 32 * (cols / kGroup) + group]);
-      case ops::WeightFormat::kMxfp4: return e8m0_to_float(scales[row * (cols / kGroup) + group]);
-      default: return 1.0f;
+      case ops::WeightFormat::kF8Tile32:
+        return e8m0_to_float(scales[row / 32 * (cols / kGroup) + group]);
+      case ops::WeightFormat::kMxfp4:
+        return e8m0_to_float(scales[row * (cols / kGroup) + group]);
+      default:
+        return 1.0f;
     }
   }
 

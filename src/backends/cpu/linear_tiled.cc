@@ -1,5 +1,5 @@
-// Plans a call of the linear op for the vector kernels: repacks inputs, cuts the tasks into units (row tiles x tokens, never
-// columns), runs all of them in one parallel region, and stores the results.
+// Plans a call of the linear op for the vector kernels: repacks inputs, cuts the tasks into units (row tiles x tokens,
+// never columns), runs all of them in one parallel region, and stores the results.
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
@@ -20,7 +20,7 @@ using ops::LinearTask;
 // Work below these runs in the calling thread: waking the others costs some microseconds.
 constexpr int64_t kFewProducts = 1 << 18;
 constexpr int64_t kFewInputs = 1 << 16;
-constexpr int kRepackTokens = 8;    // tokens of one repacking step
+constexpr int kRepackTokens = 8;  // tokens of one repacking step
 
 // Memory that only grows.
 class Scratch {
@@ -49,9 +49,9 @@ class Scratch {
 struct Input {
   MatrixView<const float> source;
   bool is_bf16;
-  float scale;        // fp32 only
-  int64_t offset;     // in the scratch
-  int64_t first_step; // among the repacking steps of the call
+  float scale;         // fp32 only
+  int64_t offset;      // in the scratch
+  int64_t first_step;  // among the repacking steps of the call
   const std::byte* data;
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
@@ -64,7 +64,7 @@ struct Input {
 struct PlannedTask {
   const LinearTask* task;
   LinearUnitFunction function;
-  size_t input;        // index
+  size_t input;  // index
   int64_t num_tiles;
   int64_t first_unit;  // among the units of the call
   int64_t num_row_units;
@@ -136,8 +136,8 @@ int64_t cut_into_units(Plan& plan, int unit_tiles, int most_tokens) {
   return plan.num_units;
 }
 
-// Weighs how well the threads' shares come out even against what small units cost: they reuse decoded weights and inputs
-// less, and walk fewer streams of addresses.
+// Weighs how well the threads' shares come out even against what small units cost: they reuse decoded weights and
+// inputs less, and walk fewer streams of addresses.
 void choose_units(Plan& plan, int num_threads) {
   struct Size {
     int tiles, tokens;
@@ -194,8 +194,8 @@ void repack_inputs(ThreadPool& pool, Plan& plan) {
   }
   run_all(pool, plan.num_steps, plan.num_inputs < kFewInputs, [&](int64_t step) {
     auto input = std::upper_bound(plan.inputs.begin(), plan.inputs.end(), step,
-                                  [](int64_t s, const Input& i) { return s < i.first_step; }) - 1;
-    while (input->num_steps() == 0) --input;
+                                  [](int64_t s, const Input& i) { return s < i.first_step; }) -
+                 1;
     repack(*input, step - input->first_step, scratch + input->offset);
   });
 }
@@ -210,7 +210,8 @@ void store_row(const float* totals, int64_t count, bool round, float* out) {
 
 void run_unit(const Plan& plan, int64_t index) {
   const PlannedTask& planned = *(std::upper_bound(plan.tasks.begin(), plan.tasks.end(), index,
-                                                  [](int64_t i, const PlannedTask& t) { return i < t.first_unit; }) - 1);
+                                                  [](int64_t i, const PlannedTask& t) { return i < t.first_unit; }) -
+                                 1);
   const LinearTask& task = *planned.task;
   const ops::PackedWeight& weight = *task.weight;
   const Input& input = plan.inputs[planned.input];

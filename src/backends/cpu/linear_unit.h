@@ -1,7 +1,7 @@
 // What the planner (linear_tiled.cc) hands to a vector kernel: a run of row tiles of one weight and a range of tokens.
 //
-// A tile is 16 rows. It holds its scales (none for BF16 and F32), padded to 64 bytes, and then one block for every group
-// of 32 columns. A block is a sequence of 64-byte lines:
+// A tile is 16 rows. It holds its scales (none for BF16 and F32), padded to 64 bytes, and then one block for every
+// group of 32 columns. A block is a sequence of 64-byte lines:
 //   F32    32 lines of one column:    fp32[16 rows]
 //   BF16   16 lines of two columns:   {even, odd}[16 rows]
 //   FP8     8 lines of four columns   (see linear_pack.cc: the order inside a line depends on the vector width)

@@ -21,7 +21,8 @@ using ops::PackedWeight;
 using ops::WeightFormat;
 using ops::WeightSource;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF8Tile32, WeightFormat::kMxfp4, WeightFormat::kBf16, WeightFormat::kF32};
+constexpr WeightFormat kFormats[] = {WeightFormat::kF8Tile32, WeightFormat::kMxfp4, WeightFormat::kBf16,
+                                     WeightFormat::kF32};
 constexpr const char* kFormatNames[] = {"Fp8", "Mxfp4", "Bf16", "F32"};
 
 class Random {
@@ -33,7 +34,10 @@ class Random {
   }
   int between(int low, int high) { return low + static_cast<int>(bits() % static_cast<uint32_t>(high - low + 1)); }
   // Either sign, any mantissa, magnitude from 2^low to 2^(high + 1).
-  float real(int low, int high) { return std::ldexp(1.0f + std::ldexp(static_cast<float>(bits() >> 9), -23), between(low, high)) * (bits() & 1 ? 1 : -1); }
+  float real(int low, int high) {
+    return std::ldexp(1.0f + std::ldexp(static_cast<float>(bits() >> 9), -23), between(low, high)) *
+           (bits() & 1 ? 1 : -1);
+  }
 
  private:
   uint64_t state_;
@@ -54,13 +58,20 @@ struct Matrix {
         case WeightFormat::kMxfp4:
           if (i % 2 == 0) data.push_back(static_cast<uint8_t>(random.bits()));
           break;
-        case WeightFormat::kBf16: append(to_bfloat16(random.real(-8, 4)).bits); break;
-        case WeightFormat::kF32: append(random.real(-8, 4)); break;
+        case WeightFormat::kBf16:
+          append(to_bfloat16(random.real(-8, 4)).bits);
+          break;
+        case WeightFormat::kF32:
+          append(random.real(-8, 4));
+          break;
       }
     }
-    const int64_t scale_rows = format == WeightFormat::kF8Tile32 ? (rows + 31) / 32 : format == WeightFormat::kMxfp4 ? rows : 0;
+    const int64_t scale_rows = format == WeightFormat::kF8Tile32 ? (rows + 31) / 32
+                               : format == WeightFormat::kMxfp4  ? rows
+                                                                 : 0;
     scales.push_back(0);
-    for (int64_t i = 0; i < scale_rows * cols / 32; ++i) scales.push_back(static_cast<uint8_t>(random.between(low_scale, high_scale)));
+    for (int64_t i = 0; i < scale_rows * cols / 32; ++i)
+      scales.push_back(static_cast<uint8_t>(random.between(low_scale, high_scale)));
     source = {format, rows, cols, reinterpret_cast<const std::byte*>(data.data() + 1),
               scale_rows > 0 ? reinterpret_cast<const std::byte*>(scales.data() + 1) : nullptr};
   }
@@ -88,12 +99,12 @@ std::vector<float> rounded(std::vector<float> values) {
   return values;
 }
 
-std::vector<float> run(const LinearKernels& kernels, ThreadPool& pool, const PackedWeight& weight, const std::vector<float>& in,
-                       bool input_is_bf16, bool round_output = false) {
+std::vector<float> run(const LinearKernels& kernels, ThreadPool& pool, const PackedWeight& weight,
+                       const std::vector<float>& in, bool input_is_bf16, bool round_output = false) {
   const int64_t num_tokens = static_cast<int64_t>(in.size()) / weight.cols;
   std::vector<float> out(num_tokens * weight.rows, std::nanf(""));
-  LinearTask task = {dense(out.data(), num_tokens, weight.rows), dense(in.data(), num_tokens, weight.cols), &weight, input_is_bf16,
-                     round_output};
+  LinearTask task = {dense(out.data(), num_tokens, weight.rows), dense(in.data(), num_tokens, weight.cols), &weight,
+                     input_is_bf16, round_output};
   kernels.run(pool, {&task, 1});
   return out;
 }
@@ -111,8 +122,8 @@ int64_t first_difference(const std::vector<float>& a, const std::vector<float>& 
 
 #define EXPECT_SAME_BITS(a, b) EXPECT_EQ(first_difference(a, b), -1)
 
-// For each output, what two orders of summation may differ by. Either makes at most 3 roundings a pair inside a group and
-// one for each group, each of at most 2^-24 of a partial sum that the sum of magnitudes bounds.
+// For each output, what two orders of summation may differ by. Either makes at most 3 roundings a pair inside a group
+// and one for each group, each of at most 2^-24 of a partial sum that the sum of magnitudes bounds.
 std::vector<double> bounds(const Matrix& matrix, const std::vector<float>& in) {
   const WeightSource& w = matrix.source;
   ThreadPool pool(1);
@@ -144,7 +155,9 @@ class LinearKernelsTest : public testing::TestWithParam<std::tuple<int, int>> {
   }
   const LinearKernels& kernels() const { return *all_linear_kernels()[std::get<0>(GetParam())]; }
   WeightFormat format() const { return kFormats[std::get<1>(GetParam())]; }
-  bool has_pair_kernels() const { return kernels().name == std::string("avx512_bf16") && format() != WeightFormat::kF32; }
+  bool has_pair_kernels() const {
+    return kernels().name == std::string("avx512_bf16") && format() != WeightFormat::kF32;
+  }
 
   void expect_reference(int64_t rows, int64_t cols, const std::vector<int64_t>& tokens, int low_scale, int high_scale) {
     SCOPED_TRACE(testing::Message() << rows << " x " << cols << ", scales " << low_scale << " to " << high_scale);
@@ -154,7 +167,8 @@ class LinearKernelsTest : public testing::TestWithParam<std::tuple<int, int>> {
     for (const int64_t num_tokens : tokens) {
       SCOPED_TRACE(testing::Message() << num_tokens << " tokens");
       const std::vector<float> in = random_input(num_tokens * cols, num_tokens);
-      EXPECT_SAME_BITS(run(kernels(), pool_, weight, in, false), run(reference_linear(), pool_, expected_weight, in, false));
+      EXPECT_SAME_BITS(run(kernels(), pool_, weight, in, false),
+                       run(reference_linear(), pool_, expected_weight, in, false));
     }
   }
 
@@ -171,7 +185,8 @@ TEST_P(LinearKernelsTest, fp32_inputs_give_the_bits_of_the_reference_at_every_nu
 }
 
 TEST_P(LinearKernelsTest, fp32_inputs_give_the_bits_of_the_reference_at_many_widths) {
-  for (const int64_t cols : {32, 64, 96, 128, 160, 512, 544, 1280}) expect_reference(40, cols, {1, 2, 4, 6, 17}, 119, 131);
+  for (const int64_t cols : {32, 64, 96, 128, 160, 512, 544, 1280})
+    expect_reference(40, cols, {1, 2, 4, 6, 17}, 119, 131);
 }
 
 TEST_P(LinearKernelsTest, extreme_scales_give_the_bits_of_the_reference) {
@@ -199,7 +214,8 @@ TEST_P(LinearKernelsTest, each_code_alone_gives_its_value) {
     for (int k = 0; k < 32; ++k) {
       for (int code = 0; code < num_codes; ++code) {
         if (is_fp8 && (code & 127) == 127) continue;  // NaN, refused at load
-        const float value = is_fp8 ? e4m3_to_float(static_cast<uint8_t>(code)) : e2m1_to_float(static_cast<uint8_t>(code));
+        const float value =
+            is_fp8 ? e4m3_to_float(static_cast<uint8_t>(code)) : e2m1_to_float(static_cast<uint8_t>(code));
         EXPECT_EQ(out[k * num_codes + code], value) << "code " << code << " in column " << k;
       }
     }
@@ -211,14 +227,16 @@ TEST_P(LinearKernelsTest, bf16_inputs_give_the_reference_within_the_bound_of_its
     SCOPED_TRACE(testing::Message() << cols << " columns");
     const Matrix matrix(format(), 70, cols, 119, 131, cols);
     const std::vector<float> in = rounded(random_input(7 * cols, 3));
-    const std::vector<float> expected = run(reference_linear(), pool_, reference_linear().pack(pool_, matrix.source), in, true);
+    const std::vector<float> expected =
+        run(reference_linear(), pool_, reference_linear().pack(pool_, matrix.source), in, true);
     const std::vector<float> out = run(kernels(), pool_, kernels().pack(pool_, matrix.source), in, true);
     if (!has_pair_kernels()) {
       EXPECT_SAME_BITS(out, expected);
       continue;
     }
     const std::vector<double> bound = bounds(matrix, in);
-    for (size_t i = 0; i < out.size(); ++i) ASSERT_LE(std::fabs(static_cast<double>(out[i]) - expected[i]), bound[i]) << "at " << i;
+    for (size_t i = 0; i < out.size(); ++i)
+      ASSERT_LE(std::fabs(static_cast<double>(out[i]) - expected[i]), bound[i]) << "at " << i;
   }
 }
 
@@ -244,7 +262,8 @@ TEST_P(LinearKernelsTest, a_row_has_the_same_bits_alone_and_in_any_batch) {
 
 TEST_P(LinearKernelsTest, many_tasks_in_strided_views_give_the_bits_of_each_alone_with_any_number_of_threads) {
   // Shapes of very different sizes, so that units of several tasks lie in one region; tasks 0 and 1 share an input.
-  const std::vector<std::tuple<int64_t, int64_t, int64_t>> shapes = {{600, 320, 5}, {40, 320, 5}, {1, 32, 1}, {513, 64, 130}, {70, 96, 0}, {33, 512, 2}};
+  const std::vector<std::tuple<int64_t, int64_t, int64_t>> shapes = {{600, 320, 5},  {40, 320, 5}, {1, 32, 1},
+                                                                     {513, 64, 130}, {70, 96, 0},  {33, 512, 2}};
   std::vector<Matrix> matrices;
   for (const auto& [rows, cols, tokens] : shapes) matrices.emplace_back(format(), rows, cols, 119, 131, rows + cols);
   for (const bool input_is_bf16 : {false, true}) {
@@ -261,8 +280,11 @@ TEST_P(LinearKernelsTest, many_tasks_in_strided_views_give_the_bits_of_each_alon
       std::vector<LinearTask> tasks;
       for (size_t i = 0; i < shapes.size(); ++i) {
         const auto& [rows, cols, tokens] = shapes[i];
-        tasks.push_back({{outs[i].data() + 2, tokens, rows, rows + 5}, {ins[i == 1 ? 0 : i].data() + 3, tokens, cols, cols + 7},
-                         &weights[i], input_is_bf16, i % 2 == 1});
+        tasks.push_back({{outs[i].data() + 2, tokens, rows, rows + 5},
+                         {ins[i == 1 ? 0 : i].data() + 3, tokens, cols, cols + 7},
+                         &weights[i],
+                         input_is_bf16,
+                         i % 2 == 1});
       }
       kernels().run(pool, tasks);
       for (size_t i = 0; i < shapes.size(); ++i) {
@@ -287,15 +309,16 @@ TEST_P(LinearKernelsTest, outputs_round_to_the_nearest_bf16) {
   for (const int64_t num_tokens : {1, 20}) {
     const std::vector<float> in = rounded(random_input(num_tokens * 128, 10));
     for (const bool input_is_bf16 : {false, true}) {
-      EXPECT_SAME_BITS(run(kernels(), pool_, weight, in, input_is_bf16, true), rounded(run(kernels(), pool_, weight, in, input_is_bf16)));
+      EXPECT_SAME_BITS(run(kernels(), pool_, weight, in, input_is_bf16, true),
+                       rounded(run(kernels(), pool_, weight, in, input_is_bf16)));
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LinearKernelsTest, testing::Combine(testing::Range(0, 4), testing::Range(0, 4)),
-                         [](const testing::TestParamInfo<std::tuple<int, int>>& info) {
-                           return std::string(all_linear_kernels()[std::get<0>(info.param)]->name) + "_" +
-                                  kFormatNames[std::get<1>(info.param)];
+                         [](const testing::TestParamInfo<std::tuple<int, int>>& parameters) {
+                           return std::string(all_linear_kernels()[std::get<0>(parameters.param)]->name) + "_" +
+                                  kFormatNames[std::get<1>(parameters.param)];
                          });
 
 }  // namespace
