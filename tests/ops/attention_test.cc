@@ -1,0 +1,205 @@
+#include "ops/attention.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "golden_json.h"
+#include "ops/row_blocks.h"
+
+namespace deepinfer::ops {
+namespace {
+
+using Values = std::vector<float>;
+
+// Queries with everything they read. `window` and `compressed` hold all rows there are.
+struct Problem {
+  int64_t heads = 1, dim = 32;
+  Values q, window, compressed, sink;
+  std::vector<int64_t> window_begin, window_end;
+  std::vector<std::vector<int32_t>> selected;
+
+  int64_t num_queries() const { return static_cast<int64_t>(window_begin.size()); }
+  int64_t width() const { return heads * dim; }
+};
+
+Values attend(const Problem& p, bool round, RowType type = RowType::kF32, int32_t block_shift = 2) {
+  const RowBlocks window(type, block_shift, p.dim, p.window), compressed(type, block_shift, p.dim, p.compressed);
+  return on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
+    std::vector<AttentionQuery> queries;
+    for (int64_t i = begin; i < end; ++i) {
+      const bool none = p.selected[i].empty();
+      queries.push_back({&window.table(), p.window_begin[i], p.window_end[i], none ? nullptr : &compressed.table(),
+                         none ? nullptr : p.selected[i].data(), static_cast<int64_t>(p.selected[i].size())});
+    }
+    Buffer<float> q(rig, p.width(), rows_of(p.q, p.width(), begin, end));
+    Buffer<float> out(rig, end - begin, p.width());
+    attention(*rig.stream, {out.view(), q.view(), queries, p.sink.data(), p.heads, round});
+    return out.values();
+  });
+}
+
+// The definition in double precision, without rounding.
+std::vector<double> defined(const Problem& p) {
+  std::vector<double> out;
+  for (int64_t i = 0; i < p.num_queries(); ++i) {
+    std::vector<const float*> keys;
+    for (int64_t r = p.window_begin[i]; r < p.window_end[i]; ++r) keys.push_back(p.window.data() + r * p.dim);
+    for (const int32_t r : p.selected[i]) keys.push_back(p.compressed.data() + r * p.dim);
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const float* q = p.q.data() + i * p.width() + h * p.dim;
+      std::vector<double> scores;
+      double largest = p.sink[h];  // any maximum gives the same quotient
+      for (const float* key : keys) {
+        double dot = 0;
+        for (int64_t d = 0; d < p.dim; ++d) dot += static_cast<double>(q[d]) * key[d];
+        scores.push_back(dot / std::sqrt(static_cast<double>(p.dim)));
+        largest = std::max(largest, scores.back());
+      }
+      double total = std::exp(p.sink[h] - largest);
+      for (const double score : scores) total += std::exp(score - largest);
+      for (int64_t d = 0; d < p.dim; ++d) {
+        double sum = 0;
+        for (size_t k = 0; k < keys.size(); ++k) sum += std::exp(scores[k] - largest) * keys[k][d];
+        out.push_back(sum / total);
+      }
+    }
+  }
+  return out;
+}
+
+Problem random_problem(Random& random, int64_t heads, int64_t dim, int64_t queries, int64_t longest_window,
+                       int64_t most_selected) {
+  Problem p{heads, dim};
+  const int64_t window_rows = longest_window + queries, compressed_rows = most_selected * 2 + 1;
+  p.q = random.normals(queries * p.width(), 2.0f);
+  p.window = rounded(random.normals(window_rows * dim));
+  p.compressed = rounded(random.normals(compressed_rows * dim));
+  p.sink = random.normals(heads);
+  for (int64_t i = 0; i < queries; ++i) {
+    p.window_end.push_back(random.between(0, window_rows));
+    p.window_begin.push_back(std::max<int64_t>(0, p.window_end[i] - random.between(0, longest_window)));
+    p.selected.emplace_back();
+    const int64_t wanted = random.between(0, most_selected);
+    for (int64_t r = 0; r < compressed_rows; ++r) {
+      if (static_cast<int64_t>(p.selected[i].size()) < wanted && random.bits() % 2)
+        p.selected[i].push_back(static_cast<int32_t>(r));
+    }
+  }
+  return p;
+}
+
+Problem golden_problem(const GoldenCase& golden) {
+  Problem p{golden.integer("num_heads")};
+  p.q = golden.floats("q");
+  p.dim = static_cast<int64_t>(p.q.size()) / golden.rows("q") / p.heads;
+  p.window = golden.floats("window_rows");
+  p.compressed = golden.floats("compressed_rows");
+  p.sink = golden.floats("sink");
+  for (const int32_t row : golden.integers("window_begin")) p.window_begin.push_back(row);
+  for (const int32_t row : golden.integers("window_end")) p.window_end.push_back(row);
+  p.selected = golden.lists("selected");
+  return p;
+}
+
+TEST(Attention, gives_the_golden_values) {
+  for (const GoldenCase& golden : read_golden_cases("attention")) {
+    SCOPED_TRACE(golden.name());
+    const Problem p = golden_problem(golden);
+    expect_close(attend(p, false), golden.doubles("out"), p.dim);
+  }
+}
+
+TEST(Attention, rounds_weights_and_results_as_the_golden_values_within_a_step_of_bf16) {
+  for (const GoldenCase& golden : read_golden_cases("attention")) {
+    SCOPED_TRACE(golden.name());
+    const Problem p = golden_problem(golden);
+    const Values out = attend(p, true);
+    EXPECT_EQ(out, rounded(out));
+    expect_close(out, golden.doubles("out_rounded"), p.dim, 0x1p-8);
+    // A sum of few rows has few near ties: nearly all results are the very same number.
+    const Values expected = golden.floats("out_rounded");
+    int64_t same = 0;
+    for (size_t i = 0; i < out.size(); ++i) same += out[i] == expected[i];
+    const int64_t enough =
+        golden.name() == "more_than_one_block_of_keys" ? 0 : static_cast<int64_t>(out.size()) * 98 / 100;
+    EXPECT_GE(same, enough);
+  }
+}
+
+TEST(Attention, is_the_definition_for_any_number_of_heads_channels_and_keys) {
+  Random random(1);
+  for (const int64_t heads : {1, 2, 3, 7, 8, 9, 15, 17}) {
+    for (const int64_t dim : {16, 32, 48, 112}) {
+      SCOPED_TRACE(testing::Message() << heads << " heads of " << dim);
+      const Problem p = random_problem(random, heads, dim, 4, 20, 10);
+      expect_close(attend(p, false), defined(p), dim);
+    }
+  }
+}
+
+TEST(Attention, sees_windows_and_selections_longer_than_a_block_of_64_keys) {
+  Random random(2);
+  for (const int64_t window : {63, 64, 65, 128, 200}) {
+    for (const int64_t selected : {0, 1, 64, 150}) {
+      SCOPED_TRACE(testing::Message() << window << " window rows, " << selected << " selected");
+      Problem p = random_problem(random, 3, 32, 3, window, selected);
+      p.window_begin[0] = 0;
+      p.window_end[0] = window;
+      expect_close(attend(p, false), defined(p), 32);
+    }
+  }
+}
+
+TEST(Attention, of_nothing_is_zero) {
+  Random random(3);
+  Problem p = random_problem(random, 3, 32, 2, 4, 0);
+  p.window_begin = p.window_end = {0, 3};
+  for (const bool round : {false, true}) EXPECT_EQ(attend(p, round), Values(2 * 96, 0.0f));
+}
+
+TEST(Attention, reads_the_same_numbers_from_bf16_rows_and_from_blocks_of_any_size) {
+  Random random(4);
+  const Problem p = random_problem(random, 5, 48, 6, 90, 40);
+  for (const bool round : {false, true}) {
+    const Values expected = attend(p, round);
+    for (const int32_t block_shift : {0, 1, 3, 6, 9}) {
+      EXPECT_EQ(first_difference(attend(p, round, RowType::kF32, block_shift), expected), -1)
+          << "blocks of 2^" << block_shift;
+      EXPECT_EQ(first_difference(attend(p, round, RowType::kBf16, block_shift), expected), -1)
+          << "bf16, 2^" << block_shift;
+    }
+  }
+}
+
+TEST(Attention, reads_no_row_beside_the_window_and_the_selection) {
+  Random random(5);
+  Problem p = random_problem(random, 3, 32, 5, 12, 6);
+  p.window_begin = {2, 3, 4, 5, 6};
+  p.window_end = {9, 9, 10, 12, 14};
+  for (auto& selected : p.selected) selected = {1, 2, 5};
+  const Values expected = attend(p, true);
+  for (const float junk : {std::nanf(""), 1e30f}) {
+    for (int64_t d = 0; d < 32; ++d) {
+      for (const int64_t row : {0, 1, 14, 15, 16}) p.window[row * 32 + d] = junk;
+      for (const int64_t row : {0, 3, 4, 6, 12}) p.compressed[row * 32 + d] = junk;
+    }
+    EXPECT_EQ(first_difference(attend(p, true), expected), -1);
+  }
+}
+
+TEST(Attention, survives_scores_far_beyond_the_range_of_exp) {
+  Random random(6);
+  Problem p = random_problem(random, 2, 32, 4, 80, 10);
+  for (float& value : p.q) value *= 1e4f;
+  // Only the order of the scores is left, and one score is far above the others.
+  const Values out = attend(p, false);
+  const std::vector<double> expected = defined(p);
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 0.02) << "at " << i;
+  p.sink = {1e4f, -1e4f};
+  for (float& value : p.q) value *= 1e-4f;
+  expect_close(attend(p, false), defined(p), 64, 2e-6);
+}
+
+}  // namespace
+}  // namespace deepinfer::ops

@@ -1,0 +1,236 @@
+#include "ops/indexer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "golden_json.h"
+#include "ops/row_blocks.h"
+
+namespace deepinfer::ops {
+namespace {
+
+using Values = std::vector<float>;
+using Rows = std::vector<int32_t>;
+
+struct Problem {
+  int64_t heads = 1, dim = 1, top_k = 1;
+  Values q, keys, head_weights;
+  Rows visible;  // a query
+  int64_t block = 0, most_blocks = 0;
+
+  int64_t num_queries() const { return static_cast<int64_t>(visible.size()); }
+};
+
+struct Selection {
+  std::vector<Rows> rows, blocks;
+};
+
+constexpr int32_t kUnused = -7;
+
+// One flat list a query: the number of rows, the rows, the number of blocks, the blocks, up to their capacity.
+Rows select(const Problem& p, const Rig& rig, int64_t begin, int64_t end, bool build,
+            const std::vector<Rows>* restricted_to, const RowTable& keys) {
+  const int64_t count = end - begin, block_room = std::max<int64_t>(1, p.most_blocks);
+  std::vector<IndexQuery> queries;
+  for (int64_t i = begin; i < end; ++i) queries.push_back({&keys, p.visible[i]});
+  Buffer<float> q(rig, p.heads * p.dim, rows_of(p.q, p.heads * p.dim, begin, end));
+  Buffer<float> weights(rig, p.heads, rows_of(p.head_weights, p.heads, begin, end));
+  const Rows unused(count * std::max(p.top_k, block_room), kUnused);
+  Buffer<int32_t> selected(rig, p.top_k, rows_of(unused, p.top_k, 0, count));
+  Buffer<int32_t> candidates(rig, block_room, rows_of(unused, block_room, 0, count));
+  Rows num_selected(count, kUnused), num_candidates(count, kUnused);
+  if (restricted_to) {
+    for (int64_t i = 0; i < count; ++i) {
+      const Rows& list = (*restricted_to)[begin + i];
+      std::copy(list.begin(), list.end(), candidates.view().row(i));
+      num_candidates[i] = static_cast<int32_t>(list.size());
+    }
+  }
+  IndexSelectArgs args{selected.view(), num_selected, q.view(), weights.view(), queries, p.heads, p.top_k};
+  if (build || restricted_to) {
+    args.candidate_block = p.block;
+    args.build_candidates = build;
+    args.candidates = candidates.view();
+    args.num_candidates = num_candidates;
+  }
+  index_select(*rig.stream, args);
+  const Rows rows = selected.values(), blocks = candidates.values();
+  Rows out;
+  for (int64_t i = 0; i < count; ++i) {
+    out.push_back(num_selected[i]);
+    for (int64_t j = 0; j < p.top_k; ++j) out.push_back(j < num_selected[i] ? rows[i * p.top_k + j] : kUnused);
+    out.push_back(num_candidates[i]);
+    for (int64_t j = 0; j < block_room; ++j)
+      out.push_back(j < num_candidates[i] ? blocks[i * block_room + j] : kUnused);
+  }
+  return out;
+}
+
+Selection select_on_every_rig(const Problem& p, bool build, const std::vector<Rows>* restricted_to = nullptr,
+                              RowType type = RowType::kF32, int32_t block_shift = 2) {
+  const RowBlocks keys(type, block_shift, p.dim, p.keys);
+  const Rows flat = on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
+    return select(p, rig, begin, end, build, restricted_to, keys.table());
+  });
+  Selection selection;
+  const int64_t block_room = std::max<int64_t>(1, p.most_blocks);
+  for (auto at = flat.begin(); at != flat.end(); at += 2 + p.top_k + block_room) {
+    selection.rows.emplace_back(at + 1, at + 1 + *at);
+    const auto blocks = at + 1 + p.top_k;
+    selection.blocks.emplace_back(blocks + 1, blocks + 1 + std::max(0, *blocks));
+  }
+  return selection;
+}
+
+// The positions of the `count` best of scores[within], better first by score, then by the lower position; ascending.
+Rows best(const std::vector<double>& scores, Rows within, int64_t count) {
+  std::stable_sort(within.begin(), within.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  within.resize(std::min<size_t>(within.size(), count));
+  std::sort(within.begin(), within.end());
+  return within;
+}
+
+Rows first_numbers(int64_t count) {
+  Rows numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+std::vector<double> scores_of(const Problem& p, int64_t query) {
+  std::vector<double> scores;
+  for (int32_t g = 0; g < p.visible[query]; ++g) {
+    double score = 0;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      double dot = 0;
+      for (int64_t d = 0; d < p.dim; ++d) {
+        dot += static_cast<double>(p.q[(query * p.heads + h) * p.dim + d]) * p.keys[g * p.dim + d];
+      }
+      score += std::max(dot, 0.0) * p.head_weights[query * p.heads + h];
+    }
+    scores.push_back(score);
+  }
+  return scores;
+}
+
+Rows best_blocks(const Problem& p, const std::vector<double>& scores) {
+  const int64_t visible = static_cast<int64_t>(scores.size()), num_blocks = (visible + p.block - 1) / p.block;
+  std::vector<double> block_scores;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    block_scores.push_back(
+        *std::max_element(scores.begin() + b * p.block, scores.begin() + std::min(visible, (b + 1) * p.block)));
+  }
+  if (num_blocks > 0) block_scores.back() = 1e300;
+  return best(block_scores, first_numbers(num_blocks), p.most_blocks);
+}
+
+Rows rows_in(const Rows& blocks, int64_t block, int64_t visible) {
+  Rows rows;
+  for (const int32_t b : blocks) {
+    for (int64_t r = b * block; r < std::min(visible, (b + 1) * block); ++r) rows.push_back(static_cast<int32_t>(r));
+  }
+  return rows;
+}
+
+// Small whole numbers: every score is exact in fp32 and ties are many.
+Problem random_problem(Random& random) {
+  Problem p;
+  p.heads = random.between(1, 35);
+  p.dim = random.between(1, 40);
+  p.top_k = random.between(1, 12);
+  p.block = random.between(1, 9);
+  p.most_blocks = random.between(1, 6);
+  const int64_t rows = random.bits() % 8 == 0 ? random.between(500, 1100) : random.between(0, 80),
+                queries = random.between(1, 6);
+  const auto small = [&](int64_t count) {
+    Values values(count);
+    for (float& value : values) value = static_cast<float>(random.between(-2, 2));
+    return values;
+  };
+  p.q = small(queries * p.heads * p.dim);
+  p.keys = small(rows * p.dim);
+  p.head_weights = small(queries * p.heads);
+  for (int64_t i = 0; i < queries; ++i) p.visible.push_back(static_cast<int32_t>(random.between(0, rows)));
+  p.visible.back() = static_cast<int32_t>(rows);
+  return p;
+}
+
+TEST(IndexSelect, gives_the_golden_rows_and_blocks) {
+  for (const GoldenCase& golden : read_golden_cases("indexer")) {
+    SCOPED_TRACE(golden.name());
+    Problem p;
+    p.heads = golden.integer("num_heads");
+    p.top_k = golden.integer("top_k");
+    p.q = golden.floats("q");
+    p.keys = golden.floats("keys");
+    p.dim = static_cast<int64_t>(p.keys.size()) / golden.rows("keys");
+    p.head_weights = golden.floats("head_weights");
+    p.visible = golden.integers("num_visible");
+    p.block = golden.integer("candidate_block");
+    p.most_blocks = golden.integer("candidate_topk_blocks");
+    const Selection source = select_on_every_rig(p, true);
+    EXPECT_EQ(source.rows, golden.lists("selected"));
+    EXPECT_EQ(source.blocks, golden.lists("candidate_blocks"));
+    EXPECT_EQ(select_on_every_rig(p, false).rows, golden.lists("selected"));
+    EXPECT_EQ(select_on_every_rig(p, false, &source.blocks).rows, golden.lists("selected_within_candidates"));
+  }
+}
+
+TEST(IndexSelect, is_a_sort_by_score_with_ties_to_the_lower_row) {
+  Random random(1);
+  for (int round = 0; round < 40; ++round) {
+    const Problem p = random_problem(random);
+    SCOPED_TRACE(testing::Message() << "round " << round << ": " << p.heads << " heads of " << p.dim << ", top "
+                                    << p.top_k << ", " << p.visible.back() << " rows, " << p.most_blocks
+                                    << " blocks of " << p.block);
+    const Selection plain = select_on_every_rig(p, false), source = select_on_every_rig(p, true);
+    const Selection restricted = select_on_every_rig(p, false, &source.blocks);
+    const Selection narrow = select_on_every_rig(p, true, nullptr, RowType::kBf16, round % 7);
+    for (int64_t i = 0; i < p.num_queries(); ++i) {
+      const std::vector<double> scores = scores_of(p, i);
+      const Rows all = first_numbers(p.visible[i]);
+      ASSERT_EQ(plain.rows[i], best(scores, all, p.top_k));
+      ASSERT_EQ(source.rows[i], plain.rows[i]) << "a candidate source is not restricted by its own candidates";
+      ASSERT_EQ(source.blocks[i], best_blocks(p, scores));
+      ASSERT_EQ(restricted.rows[i], best(scores, rows_in(source.blocks[i], p.block, p.visible[i]), p.top_k));
+      ASSERT_EQ(narrow.rows[i], plain.rows[i]) << "keys in BF16";
+      ASSERT_EQ(narrow.blocks[i], source.blocks[i]) << "keys in BF16";
+    }
+  }
+}
+
+TEST(IndexSelect, keeps_the_newest_block_however_bad_and_however_short) {
+  // Scores fall with the row, so the newest block would be the last to be kept.
+  Problem p{.heads = 1,
+            .dim = 1,
+            .top_k = 2,
+            .q = {1, 1, 1, 1},
+            .keys = {},
+            .head_weights = {1, 1, 1, 1},
+            .visible = {16, 17, 20, 4},
+            .block = 4,
+            .most_blocks = 2};
+  for (int i = 0; i < 20; ++i) p.keys.push_back(static_cast<float>(100 - i));
+  const Selection source = select_on_every_rig(p, true);
+  EXPECT_EQ(source.blocks, (std::vector<Rows>{{0, 3}, {0, 4}, {0, 4}, {0}}));
+  // Of a list whose newest block is partly visible only the visible rows count.
+  p.top_k = 8;
+  EXPECT_EQ(
+      select_on_every_rig(p, false, &source.blocks).rows,
+      (std::vector<Rows>{{0, 1, 2, 3, 12, 13, 14, 15}, {0, 1, 2, 3, 16}, {0, 1, 2, 3, 16, 17, 18, 19}, {0, 1, 2, 3}}));
+}
+
+TEST(IndexSelect, treats_zeros_of_both_signs_as_a_tie) {
+  // relu(-1) * 1 = 0 and relu(-1) * -1 = -0.
+  Problem p{
+      .heads = 2, .dim = 1, .top_k = 2, .q = {1, 1}, .keys = {-1, -1, -1}, .head_weights = {1, -1}, .visible = {3}};
+  EXPECT_EQ(select_on_every_rig(p, false).rows, (std::vector<Rows>{{0, 1}}));
+  p.head_weights = {-1, -1};
+  p.keys = {-1, 1, -1, -1};
+  p.visible = {4};
+  EXPECT_EQ(select_on_every_rig(p, false).rows, (std::vector<Rows>{{0, 2}})) << "a negative score is below zero";
+}
+
+}  // namespace
+}  // namespace deepinfer::ops

@@ -1,0 +1,75 @@
+// The op as the model calls it: golden weight formats, rigs and views. The kernels' own tests are in backends/cpu.
+#include "ops/linear.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "base/number_formats.h"
+#include "golden_json.h"
+#include "ops/rigs.h"
+
+namespace deepinfer::ops {
+namespace {
+
+using Values = std::vector<float>;
+
+std::vector<std::byte> bytes_of(const std::vector<int32_t>& codes) {
+  std::vector<std::byte> bytes;
+  for (const int32_t code : codes) bytes.push_back(static_cast<std::byte>(code));
+  return bytes;
+}
+
+Values linear_on_every_rig(const WeightSource& source, const Values& x) {
+  return on_every_rig(x.size() / source.cols, [&](const Rig& rig, int64_t begin, int64_t end) {
+    const PackedWeight weight = pack_weight(*rig.stream, source);
+    Buffer<float> in(rig, source.cols, rows_of(x, source.cols, begin, end)), out(rig, end - begin, source.rows);
+    const LinearTask task{out.view(), in.view(), &weight};
+    linear(*rig.stream, {&task, 1});
+    return out.values();
+  });
+}
+
+TEST(Linear, decodes_the_golden_weights_exactly) {
+  for (const GoldenCase& golden : read_golden_cases("weight_formats")) {
+    if (golden.name() != "fp8_tile" && golden.name() != "fp4") continue;  // the others are no matrices of linear layers
+    SCOPED_TRACE(golden.name());
+    const bool fp8 = golden.name() == "fp8_tile";
+    const Values values = golden.floats("values");
+    const int64_t rows = golden.rows("values"), cols = values.size() / rows;
+    const std::vector<std::byte> codes = bytes_of(golden.integers("codes")),
+                                 scales = bytes_of(golden.integers("scale"));
+    const WeightSource source{fp8 ? WeightFormat::kF8Tile32 : WeightFormat::kMxfp4, rows, cols, codes.data(),
+                              scales.data()};
+    // Unit vectors read out the columns.
+    Values unit(cols * cols, 0.0f), expected;
+    for (int64_t k = 0; k < cols; ++k) {
+      unit[k * cols + k] = 1.0f;
+      for (int64_t o = 0; o < rows; ++o) expected.push_back(values[o * cols + k]);
+    }
+    EXPECT_EQ(linear_on_every_rig(source, unit), expected);
+  }
+}
+
+TEST(Linear, sums_groups_of_32_columns_in_the_order_of_its_contract) {
+  Random random(1);
+  constexpr int64_t kRows = 45, kCols = 96, kTokens = 7;
+  const Values w = random.normals(kRows * kCols), x = random.normals(kTokens * kCols);
+  Values expected;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t o = 0; o < kRows; ++o) {
+      float total = 0;
+      for (int64_t group = 0; group < kCols; group += 32) {
+        float sum = 0;
+        for (int64_t k = group; k < group + 32; ++k) sum = std::fma(w[o * kCols + k], x[t * kCols + k], sum);
+        total = std::fma(sum, 1.0f, total);
+      }
+      expected.push_back(total);
+    }
+  }
+  const WeightSource source{WeightFormat::kF32, kRows, kCols, reinterpret_cast<const std::byte*>(w.data())};
+  EXPECT_EQ(first_difference(linear_on_every_rig(source, x), expected), -1);
+}
+
+}  // namespace
+}  // namespace deepinfer::ops

@@ -1,0 +1,45 @@
+// RowBlocks: the rows of a table as a test wants them: in blocks of any size that lie in any order, as fp32 or BF16.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/number_formats.h"
+#include "ops/rigs.h"
+#include "ops/row_table.h"
+
+namespace deepinfer::ops {
+
+class RowBlocks {
+ public:
+  RowBlocks(RowType type, int32_t block_shift, int64_t width, const std::vector<float>& values) {
+    const int64_t rows = static_cast<int64_t>(values.size()) / width;
+    const int64_t row_bytes = width * (type == RowType::kF32 ? 4 : 2);
+    const int64_t num_blocks = (rows >> block_shift) + 1;
+    // Bytes of rows that do not exist spell NaN in both types.
+    memory_.assign((num_blocks << block_shift) * row_bytes, std::byte{0xFF});
+    for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(memory_.data() + (b << block_shift) * row_bytes);
+    std::reverse(blocks_.begin(), blocks_.end());
+    table_ = {blocks_.data(), block_shift, type, width};
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < width; ++c) {
+        const float value = values[r * width + c];
+        const uint16_t half = to_bfloat16(value).bits;
+        if (type == RowType::kF32) std::memcpy(table_.row(r) + 4 * c, &value, 4);
+        if (type == RowType::kBf16) std::memcpy(table_.row(r) + 2 * c, &half, 2);
+      }
+    }
+  }
+  RowBlocks(const RowBlocks&) = delete;
+  RowBlocks& operator=(const RowBlocks&) = delete;
+
+  const RowTable& table() const { return table_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::vector<std::byte*> blocks_;
+  RowTable table_;
+};
+
+}  // namespace deepinfer::ops
