@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cpu/cpu_bench.h"
 #include "deepinfer/common.h"
 #include "model/transformer.h"
 
@@ -100,7 +101,18 @@ Command add_bench(CLI::App& program) {
   model->add_option("--batch", flags->batch, "Sequences decoded together")->delimiter(',')->check(positive)->capture_default_str();
   model->add_option("--steps", flags->decode_steps, "Decode steps to time")->check(positive)->capture_default_str();
   add_model_flags(*model, flags->model);
+  auto cpu_flags = std::make_shared<bench::CpuBenchOptions>();
+  CLI::App* cpu = command->add_subcommand("cpu", "This machine's ceilings, and the CPU kernels and one layer against them");
+  cpu->add_option("--threads", cpu_flags->num_threads, "CPU threads, 0 for all of this machine")->capture_default_str();
+  cpu->add_option("--kernels", cpu_flags->kernels, "avx2, avx512, avx512_bf16 or all")->capture_default_str();
+  cpu->add_option("--gigabytes", cpu_flags->gigabytes, "Packed weights to rotate over")->check(CLI::Range(0.05, 100.0))->capture_default_str();
+  cpu->add_option("--seconds", cpu_flags->seconds, "Time for each row of the tables")->check(CLI::Range(0.01, 60.0))->capture_default_str();
+  cpu->add_option("--layer-experts", cpu_flags->layer_experts, "Experts of the timed layer, 18.9 MB each; 0: no layer")
+      ->check(CLI::Range(int64_t{0}, int64_t{384}))
+      ->capture_default_str();
+  cpu->add_option("--json", cpu_flags->json_path, "Also write the results to this file");
   return [=] {
+    if (cpu->parsed()) return bench::run_cpu_bench(*cpu_flags);
     const Status status = bench_model(*flags);
     return status.ok() ? kExitOk : fail(status);
   };

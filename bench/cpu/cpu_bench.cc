@@ -12,6 +12,7 @@
 
 #include "backends/cpu/linear_pack.h"
 #include "cpu/ceilings.h"
+#include "cpu/layer_bench.h"
 #include "cpu/linear_bench.h"
 #include "cpu/report.h"
 
@@ -119,7 +120,16 @@ int run_cpu_bench(const CpuBenchOptions& options) {
     }
   }
   print_linear(report);
-  // Stages built of several ops (a layer at the real widths) are measured here.
+  std::fflush(stdout);
+  if (options.layer_experts > 0) {
+    for (const cpu::LinearKernels* kernels : sets) {
+      for (const ThreadPool* pool : pools) {
+        report.layers.push_back(bench_layer(
+            {.kernels = kernels->name, .num_threads = pool->num_threads(), .num_experts = options.layer_experts}));
+      }
+    }
+    print_layers(report);
+  }
   print_goals(report);
   if (!options.json_path.empty()) {
     const Status written = write_json(report, options.json_path);

@@ -1,6 +1,7 @@
 // The CPU benchmark: the machine's ceilings, then the kernels against them, in one run and on random data only.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace deepinfer::bench {
@@ -10,6 +11,7 @@ struct CpuBenchOptions {
   std::string kernels = "all";  // or one set by name
   double gigabytes = 1.0;     // of packed weights to rotate over, so that no cache holds them
   double seconds = 0.4;       // for each row of the tables
+  int64_t layer_experts = 384;  // routed experts of the timed layer, 18.9 MB each; 0: no layer
   std::string json_path;      // empty: no file
 };
 

@@ -9,6 +9,8 @@ int main(int argc, char** argv) {
   app.add_option("--kernels", options.kernels, "avx2, avx512, avx512_bf16 or all");
   app.add_option("--gigabytes", options.gigabytes, "Packed weights to rotate over")->check(CLI::Range(0.05, 100.0));
   app.add_option("--seconds", options.seconds, "Time for each row of the tables")->check(CLI::Range(0.01, 60.0));
+  app.add_option("--layer-experts", options.layer_experts, "Experts of the timed layer, 18.9 MB each; 0: no layer")
+      ->check(CLI::Range(int64_t{0}, int64_t{384}));
   app.add_option("--json", options.json_path, "Also write the results to this file");
   CLI11_PARSE(app, argc, argv);
   return deepinfer::bench::run_cpu_bench(options);

@@ -48,7 +48,8 @@ int64_t scale_rows(WeightFormat format, int64_t rows) {
 
 }  // namespace
 
-RandomMatrix::RandomMatrix(ThreadPool& pool, WeightFormat format, int64_t rows, int64_t cols, uint64_t seed)
+RandomMatrix::RandomMatrix(ThreadPool& pool, WeightFormat format, int64_t rows, int64_t cols, uint64_t seed, int first_scale,
+                           int num_scales)
     : format_(format), rows_(rows), cols_(cols), data_(rows * cols * bits_per_value(format) / 8),
       scales_(scale_rows(format, rows) * cols / 32) {
   const int64_t row_bytes = cols * bits_per_value(format) / 8;
@@ -58,7 +59,7 @@ RandomMatrix::RandomMatrix(ThreadPool& pool, WeightFormat format, int64_t rows, 
       std::memcpy(data_.data() + at, &codes, 8);
     }
   });
-  for (size_t i = 0; i < scales_.size(); ++i) scales_[i] = static_cast<std::byte>(119 + mix(seed + i) % 16);
+  for (size_t i = 0; i < scales_.size(); ++i) scales_[i] = static_cast<std::byte>(first_scale + static_cast<int>(mix(seed + i) % num_scales));
 }
 
 ops::WeightSource RandomMatrix::source() const {

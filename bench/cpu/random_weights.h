@@ -9,10 +9,12 @@
 
 namespace deepinfer::bench {
 
-// A random matrix: every code but NaN, scales from 2^-8 to 2^7; BF16 and F32 of about those magnitudes.
+// A random matrix: every code but NaN, and `num_scales` neighbouring E8M0 codes from `first_scale` (2^-8 to 2^7 unless told
+// otherwise); BF16 and F32 from 2^-8 to 2^-1.
 class RandomMatrix {
  public:
-  RandomMatrix(ThreadPool& pool, ops::WeightFormat format, int64_t rows, int64_t cols, uint64_t seed);
+  RandomMatrix(ThreadPool& pool, ops::WeightFormat format, int64_t rows, int64_t cols, uint64_t seed, int first_scale = 119,
+               int num_scales = 16);
 
   ops::WeightSource source() const;
   // 32 rows from `first_row`, a multiple of 32.

@@ -37,6 +37,9 @@ std::vector<Goal> goals_of(const CpuReport& report) {
   for (const GemmRow& row : report.linear.gemm) {
     add_to(goals, row.set + ": 64 to 512 tokens, share of the peak", row.gflops / row.peak_gflops, 0.50, true);
   }
+  for (const LayerResult& row : report.layers) {
+    add_to(goals, row.set + ": a layer for one token, times its floor", row.times_floor(), 1.7, false);
+  }
   return goals;
 }
 
@@ -73,6 +76,18 @@ void print_linear(const CpuReport& report) {
   }
 }
 
+void print_layers(const CpuReport& report) {
+  if (report.layers.empty()) return;
+  fmt::print("\none layer for one token at the released widths; floor: its weights at the rate of pure reads in between\n");
+  fmt::print("{:<12}{:>4}{:>9}{:>9}{:>11}{:>10}{:>11}{:>13}{:>8}\n", "kernels", "thr", "experts", "MB read", "read GB/s",
+             "floor ms", "layer ms", "attention ms", "floors");
+  for (const LayerResult& row : report.layers) {
+    fmt::print("{:<12}{:>4}{:>9}{:>9.1f}{:>11.1f}{:>10.2f}{:>11.2f}{:>13.2f}{:>8.2f}\n", row.set, row.num_threads,
+               row.num_experts, row.weight_bytes * 1e-6, row.read_gbps, row.floor_ms, row.layer_ms, row.attention_ms,
+               row.times_floor());
+  }
+}
+
 void print_goals(const CpuReport& report) {
   fmt::print("\ngoals, the worst row of each\n");
   for (const Goal& goal : goals_of(report)) {
@@ -100,6 +115,11 @@ Status write_json(const CpuReport& report, const std::string& path) {
     json["many_tokens"].push_back({{"kernels", row.set}, {"format", row.format}, {"threads", row.num_threads},
                                    {"tokens", row.num_tokens}, {"gflops", row.gflops}, {"peak_gflops", row.peak_gflops},
                                    {"peak", row.peak_name}, {"check", row.check}});
+  }
+  for (const LayerResult& row : report.layers) {
+    json["layers"].push_back({{"kernels", row.set}, {"threads", row.num_threads}, {"experts", row.num_experts},
+                              {"weight_bytes", row.weight_bytes}, {"read_gbps_p50", row.read_gbps}, {"floor_ms", row.floor_ms},
+                              {"layer_ms", row.layer_ms}, {"attention_ms", row.attention_ms}, {"floors", row.times_floor()}});
   }
   for (const Goal& goal : goals_of(report)) {
     json["goals"].push_back({{"name", goal.name}, {"worst", goal.worst}, {"wanted", goal.wanted}, {"more_is_better", goal.more_is_better}});

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cpu/layer_bench.h"
 #include "cpu/linear_bench.h"
 
 namespace deepinfer::bench {
@@ -23,11 +24,13 @@ struct CpuReport {
   double clock_ghz = 0.0;
   std::vector<CeilingRow> ceilings;
   LinearResults linear;
+  std::vector<LayerResult> layers;
 };
 
 void print_header(const CpuReport& report);
 void print_ceilings(const CpuReport& report);
 void print_linear(const CpuReport& report);
+void print_layers(const CpuReport& report);
 void print_goals(const CpuReport& report);
 Status write_json(const CpuReport& report, const std::string& path);
 // Whether every checked result was right.

@@ -31,7 +31,7 @@ struct Selection {
 };
 
 struct Workspace {
-  MatrixBuffer<float> streams, u, u_quantised, y, mhc_projection, pre, next_pre, post, mix;
+  MatrixBuffer<float> streams, u, u_quantised, y, mhc_projection, pre, post, mix;
   MatrixBuffer<float> cosine[2], sine[2], group_cosine, group_sine;
   MatrixBuffer<float> q_latent, q_latent_quantised, kv, q, attended, grouped, grouped_quantised;
   MatrixBuffer<float> compressor_rows, latent, index_key, index_query, index_weights;

@@ -1,9 +1,6 @@
 #include "model/transformer.h"
 
-#include <cstring>
-
-#include "model/attention_layer.h"
-#include "model/moe_layer.h"
+#include "model/decoder_layer.h"
 #include "model/rope_table.h"
 #include "ops/mhc.h"
 
@@ -49,6 +46,7 @@ Status Model::forward(std::span<const SequenceStep> steps, std::vector<float>& l
   }
   const MatrixView<float> streams = work_.streams.matrix(n, config_.hc_mult * config_.hidden_size);
   ops::embed(*stream_, {streams, layout_.tokens, weights_.embed, config_.hidden_size});
+  // The first sublayer takes the first of the (equal) streams.
   const MatrixView<float> pre = work_.pre.matrix(n, config_.hc_mult);
   for (int64_t t = 0; t < n; ++t) {
     for (int64_t s = 0; s < config_.hc_mult; ++s) pre.row(t)[s] = s == 0 ? 1.0f : 0.0f;
@@ -59,41 +57,13 @@ Status Model::forward(std::span<const SequenceStep> steps, std::vector<float>& l
   return Status();
 }
 
-// Each sublayer mixes with coefficients from the streams it receives, but collapses them with the `pre` that the sublayer
-// before computed.
 Status Model::run_layers(ForwardContext& c, MatrixView<float> streams, MatrixView<float> pre) {
-  const MatrixView<float> u = work_.u.matrix(c.num_tokens(), config_.hidden_size);
-  const MatrixView<float> y = work_.y.matrix(c.num_tokens(), config_.hidden_size);
-  const auto update = [&] {
-    ops::mhc_update(*stream_, {streams, y, work_.post.matrix(c.num_tokens(), config_.hc_mult),
-                               work_.mix.matrix(c.num_tokens(), config_.hc_mult * config_.hc_mult),
-                               c.rounding.round_to_bf16});
-  };
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const LayerWeights& layer = weights_.layers[l];
     if (layer.engram) DI_RETURN_IF_ERROR(engram_->apply(c, plan_.layers[l].engram_table, *layer.engram, streams));
-    sublayer_input(c, layer.attention_mhc, layer.attention.norm, streams, pre, u);
-    attention_layer(c, static_cast<int>(l), layer.attention, u, y);
-    update();
-    sublayer_input(c, layer.ffn_mhc, layer.moe.norm, streams, pre, u);
-    moe_layer(c, layer.moe, u, y);
-    update();
+    decoder_layer(c, static_cast<int>(l), layer, streams, pre);
   }
   return Status();
-}
-
-// u = norm(collapse(streams, pre)); then pre, post and mix become this sublayer's.
-void Model::sublayer_input(ForwardContext& c, const MhcWeights& weights, const std::vector<float>& norm,
-                           MatrixView<float> streams, MatrixView<float> pre, MatrixView<float> u) {
-  const int64_t n = c.num_tokens();
-  const int64_t h = config_.hc_mult;
-  ops::mhc_collapse(*stream_, {u, streams, pre, norm.data(), config_.rms_norm_eps, c.rounding.round_to_bf16});
-  const MatrixView<float> projection = work_.mhc_projection.matrix(n, h * (h + 2));
-  const ops::LinearTask task = c.linear_task_f32(projection, streams, weights.fn);
-  ops::linear(*stream_, {&task, 1});
-  ops::mhc_coefficients(*stream_, {pre, work_.post.matrix(n, h), work_.mix.matrix(n, h * h), projection, streams,
-                                   weights.scale.data(), weights.base.data(), h,
-                                   static_cast<int>(config_.hc_sinkhorn_iters), config_.hc_eps, config_.rms_norm_eps});
 }
 
 void Model::write_logits(ForwardContext& c, MatrixView<const float> streams, MatrixView<const float> pre,

@@ -50,8 +50,6 @@ class Model {
   Model(Checkpoint checkpoint, ModelConfig config) : checkpoint_(std::move(checkpoint)), config_(std::move(config)) {}
 
   Status run_layers(ForwardContext& context, MatrixView<float> streams, MatrixView<float> pre);
-  void sublayer_input(ForwardContext& context, const MhcWeights& weights, const std::vector<float>& norm,
-                      MatrixView<float> streams, MatrixView<float> pre, MatrixView<float> u);
   void write_logits(ForwardContext& context, MatrixView<const float> streams, MatrixView<const float> pre,
                     std::vector<float>& logits);
 

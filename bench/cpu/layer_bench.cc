@@ -1,0 +1,230 @@
+#include "cpu/layer_bench.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include "backends/cpu/cpu_device.h"
+#include "cpu/ceilings.h"
+#include "cpu/measure.h"
+#include "cpu/random_weights.h"
+#include "model/attention_layer.h"
+#include "model/decoder_layer.h"
+#include "model/rope_table.h"
+
+namespace deepinfer::bench {
+namespace {
+
+using ops::WeightFormat;
+
+// Two layers of ratio 2: the first owns the compressed rows and is never run, the second reuses them.
+ModelConfig released_widths(int64_t num_experts) {
+  ModelConfig c;
+  c.vocab_size = 129280;
+  c.hidden_size = 5120;
+  c.num_hidden_layers = 2;
+  c.max_position_embeddings = 1048576;
+  c.rms_norm_eps = 1e-20f;
+  c.num_attention_heads = 64;
+  c.head_dim = 512;
+  c.qk_rope_head_dim = 64;
+  c.q_lora_rank = 1280;
+  c.o_groups = 8;
+  c.o_lora_rank = 1024;
+  c.sliding_window = 128;
+  c.rope_theta = 10000;
+  c.compress_rope_theta = 160000;
+  c.rope_scaling = RopeScaling{16, 32, 1, 65536};
+  c.compress_ratios = {2, 2};
+  c.kv_source_layer_ids = {0};
+  c.index_source_layer_ids = {0};
+  c.index_n_heads = 32;
+  c.index_head_dim = 128;
+  c.index_topk = 512;
+  c.moe_intermediate_size = 2304;
+  c.n_routed_experts = num_experts;
+  c.num_experts_per_tok = 6;
+  c.routed_scaling_factor = 1.5f;
+  c.swiglu_limit = 10;
+  c.hc_mult = 4;
+  c.hc_sinkhorn_iters = 20;
+  c.hc_eps = 1e-6f;
+  return c;
+}
+
+// Random weights of about the size that keeps activations near one.
+class RandomLayer {
+ public:
+  RandomLayer(Stream& stream, int num_threads, const ModelConfig& c) : stream_(stream), pool_(num_threads) {
+    const int64_t heads = c.num_attention_heads * c.head_dim;
+    weights.attention.norm = ones(c.hidden_size);
+    weights.attention.sink = std::vector<float>(c.num_attention_heads, 0.0f);
+    weights.attention.wq_a = pack(WeightFormat::kF8Tile32, c.q_lora_rank, c.hidden_size);
+    weights.attention.q_norm = ones(c.q_lora_rank);
+    weights.attention.wq_b = pack(WeightFormat::kF8Tile32, heads, c.q_lora_rank);
+    weights.attention.wkv = pack(WeightFormat::kF8Tile32, c.head_dim, c.hidden_size);
+    weights.attention.kv_norm = ones(c.head_dim);
+    for (int64_t g = 0; g < c.o_groups; ++g) {
+      weights.attention.wo_a.push_back(pack(WeightFormat::kF8Tile32, c.o_lora_rank, heads / c.o_groups));
+    }
+    weights.attention.wo_b = pack(WeightFormat::kF8Tile32, c.hidden_size, c.o_groups * c.o_lora_rank);
+    mhc(c, weights.attention_mhc);
+    mhc(c, weights.ffn_mhc);
+    weights.moe.norm = ones(c.hidden_size);
+    weights.moe.gate = pack(WeightFormat::kBf16, c.n_routed_experts, c.hidden_size);
+    weights.moe.bias = std::vector<float>(c.n_routed_experts, 0.0f);
+    for (int64_t e = 0; e < c.n_routed_experts; ++e) weights.moe.experts.push_back(expert(c, WeightFormat::kMxfp4));
+    weights.moe.shared = expert(c, WeightFormat::kF8Tile32);
+  }
+
+  // Packed bytes that one token reads.
+  double bytes_per_token(int64_t num_experts) const {
+    const auto of_expert = [](const ExpertWeights& e) { return e.w1.bytes + e.w2.bytes + e.w3.bytes; };
+    const AttentionWeights& a = weights.attention;
+    int64_t bytes = a.wq_a.bytes + a.wq_b.bytes + a.wkv.bytes + a.wo_b.bytes + weights.attention_mhc.fn.bytes +
+                    weights.ffn_mhc.fn.bytes + weights.moe.gate.bytes + of_expert(weights.moe.shared) +
+                    num_experts * of_expert(weights.moe.experts.front());
+    for (const ops::PackedWeight& group : a.wo_a) bytes += group.bytes;
+    return static_cast<double>(bytes);
+  }
+
+  LayerWeights weights;
+
+ private:
+  static std::vector<float> ones(int64_t count) { return std::vector<float>(count, 1.0f); }
+
+  ops::PackedWeight pack(WeightFormat format, int64_t rows, int64_t cols) {
+    // Codes of E4M3 are about 2^7 large, those of E2M1 about 2: these scales make both about 2^-6.
+    const int scale = format == WeightFormat::kF8Tile32 ? 114 : 120;
+    return ops::pack_weight(stream_, RandomMatrix(pool_, format, rows, cols, ++seed_, scale, 1).source());
+  }
+  ExpertWeights expert(const ModelConfig& c, WeightFormat format) {
+    return {pack(format, c.moe_intermediate_size, c.hidden_size), pack(format, c.hidden_size, c.moe_intermediate_size),
+            pack(format, c.moe_intermediate_size, c.hidden_size)};
+  }
+  void mhc(const ModelConfig& c, MhcWeights& out) {
+    const int64_t outputs = c.hc_mult * (c.hc_mult + 2);
+    out.fn = pack(WeightFormat::kF32, outputs, c.hc_mult * c.hidden_size);
+    out.scale = {0.05f, 0.05f, 0.05f};
+    out.base = std::vector<float>(outputs, 0.0f);
+  }
+
+  Stream& stream_;
+  ThreadPool pool_;
+  uint64_t seed_ = 0;
+};
+
+// A sequence of 2,048 tokens whose caches hold random rows, and one more token to run.
+class OneTokenStep {
+ public:
+  static constexpr int64_t kLength = 2048;
+
+  OneTokenStep(Stream& stream, const ModelConfig& config)
+      : config_(config), plan_(LayerPlan::make(config)), state_(config, Numerics::kOfficial, 0), random_(1) {
+    state_.begin_step(kLength + 1, {});
+    fill(stream, state_.window(1).table(), kLength - config.sliding_window, kLength);
+    fill(stream, state_.compressed(0).table(), 0, kLength / 2);
+    state_.end_step(kLength);
+    state_.begin_step(1, {});
+    step_ = {&state_, token_};
+    layout_.reset({&step_, 1});
+    for (const RopeKind kind : {RopeKind::kPlain, RopeKind::kCompressed}) {
+      frequencies_[static_cast<int>(kind)] = rope_frequencies(config, kind);
+    }
+    for (int64_t i = 0; i < config.index_topk; ++i) selected_.push_back(static_cast<int32_t>(2 * i));
+    num_selected_ = {static_cast<int32_t>(selected_.size())};
+    streams_.resize(config.hc_mult * config.hidden_size);
+    pre_.assign(config.hc_mult, 0.4f);
+  }
+
+  // New random streams, so that the router picks other experts.
+  void next_input() {
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    for (float& x : streams_) x = round_to_bfloat16(normal(random_));
+  }
+
+  ForwardContext context(Stream& stream) {
+    ForwardContext c{stream, config_, plan_, Rounding::of(Numerics::kOfficial), layout_, work_};
+    for (int kind = 0; kind < 2; ++kind) {
+      const MatrixView<float> cosine = work_.cosine[kind].matrix(1, config_.qk_rope_head_dim / 2);
+      const MatrixView<float> sine = work_.sine[kind].matrix(1, config_.qk_rope_head_dim / 2);
+      ops::rope_angles(stream, {cosine, sine, layout_.positions, frequencies_[kind]});
+      c.frequencies[kind] = frequencies_[kind];
+      c.angles[kind] = {cosine, sine};
+    }
+    c.selection.rows = dense(selected_.data(), 1, static_cast<int64_t>(selected_.size()));
+    c.selection.num_rows = num_selected_;
+    return c;
+  }
+  MatrixView<float> streams() { return dense(streams_.data(), 1, static_cast<int64_t>(streams_.size())); }
+  MatrixView<float> pre() { return dense(pre_.data(), 1, config_.hc_mult); }
+
+ private:
+  void fill(Stream& stream, const ops::RowTable& table, int64_t begin, int64_t end) {
+    const std::vector<float> values = random_bf16_values((end - begin) * table.width, 7);
+    const std::vector<const ops::RowTable*> tables(end - begin, &table);
+    std::vector<int64_t> rows;
+    for (int64_t row = begin; row < end; ++row) rows.push_back(row);
+    ops::write_rows(stream, {dense(values.data(), end - begin, table.width), tables, rows});
+  }
+
+  const ModelConfig& config_;
+  LayerPlan plan_;
+  SequenceState state_;
+  std::mt19937 random_;
+  std::vector<int32_t> token_ = {1};
+  SequenceStep step_;
+  StepLayout layout_;
+  Workspace work_;
+  std::vector<float> frequencies_[2];
+  std::vector<int32_t> selected_, num_selected_;
+  std::vector<float> streams_, pre_;
+};
+
+}  // namespace
+
+LayerResult bench_layer(const LayerBenchOptions& options) {
+  const ModelConfig config = released_widths(options.num_experts);
+  const std::unique_ptr<Device> device =
+      make_cpu_device({.num_threads = options.num_threads, .kernels = options.kernels}).value();
+  const std::unique_ptr<Stream> stream = device->make_stream();
+  const RandomLayer layer(*stream, options.num_threads, config);
+  OneTokenStep step(*stream, config);
+  ThreadPool read_pool(options.num_threads);
+
+  // Pure reads go over the routed experts, a different one each time.
+  Windows reads, layers, attention;
+  const auto read_window = [&](size_t round) {
+    const ops::PackedWeight& weight = layer.weights.moe.experts[round * 7 % layer.weights.moe.experts.size()].w1;
+    reads.add(seconds_of([&] { read_memory(read_pool, {weight.data.get(), static_cast<size_t>(weight.bytes)}); }));
+  };
+  std::vector<float> y(config.hidden_size);
+  double spent = 0;
+  for (size_t round = 0; spent < options.seconds || layers.size() < 12; ++round) {
+    ForwardContext context = step.context(*stream);
+    step.next_input();
+    const double once = seconds_of([&] { decoder_layer(context, 1, layer.weights, step.streams(), step.pre()); });
+    step.next_input();
+    const MatrixView<const float> u = step.streams().columns(0, config.hidden_size);
+    const double half = seconds_of([&] {
+      attention_layer(context, 1, layer.weights.attention, u, dense(y.data(), 1, config.hidden_size));
+    });
+    if (round >= 2) {  // the first rounds grow buffers
+      layers.add(once);
+      attention.add(half);
+      for (size_t i = 0; i < 4; ++i) read_window(4 * round + i);
+    }
+    spent += once + half;
+  }
+
+  LayerResult result{.set = options.kernels, .num_threads = options.num_threads, .num_experts = options.num_experts};
+  result.weight_bytes = layer.bytes_per_token(config.num_experts_per_tok);
+  const double window_bytes = static_cast<double>(layer.weights.moe.experts.front().w1.bytes);
+  result.read_gbps = reads.rate_p50(window_bytes) * 1e-9;
+  result.floor_ms = result.weight_bytes / reads.rate_p50(window_bytes) * 1e3;
+  result.layer_ms = layers.p50() * 1e3;
+  result.attention_ms = attention.p50() * 1e3;
+  return result;
+}
+
+}  // namespace deepinfer::bench

@@ -1,0 +1,14 @@
+// One layer of the backbone: attention and experts, each between a collapse of the residual streams and their update.
+#pragma once
+
+#include "model/forward_context.h"
+#include "model/weights.h"
+
+namespace deepinfer {
+
+// streams: [num_tokens, h * hidden], in place. pre: [num_tokens, h]: the mix by which this layer's first sublayer collapses
+// the streams, computed by the sublayer before; replaced by the last one computed here.
+void decoder_layer(ForwardContext& context, int layer, const LayerWeights& weights, MatrixView<float> streams,
+                   MatrixView<float> pre);
+
+}  // namespace deepinfer
