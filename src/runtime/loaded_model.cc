@@ -35,7 +35,8 @@ Result<LoadedModel> load_model(Device& device, const std::string& folder, const 
   DI_ASSIGN_OR_RETURN(loaded.generation, GenerationConfig::from_folder(folder));
   if (std::filesystem::exists(folder + "/tokenizer.json")) {
     DI_ASSIGN_OR_RETURN(loaded.tokenizer, Tokenizer::load(folder + "/tokenizer.json"));
-    if (loaded.tokenizer->vocab_size() > config.vocab_size) {
+    // Fewer would leave ids that the model can choose and nothing can spell.
+    if (loaded.tokenizer->vocab_size() != config.vocab_size) {
       return invalid_input("{}/tokenizer.json has {} tokens, but vocab_size of config.json is {}: the tokenizer is not "
                            "this checkpoint's",
                            folder, loaded.tokenizer->vocab_size(), config.vocab_size);
