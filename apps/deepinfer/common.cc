@@ -40,6 +40,12 @@ class ProgressBar {
   bool shown_ = false;
 };
 
+// The option library would wrap a negative number.
+std::string check_seed(const std::string& text) {
+  const bool is_whole = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  return is_whole ? "" : fmt::format("'{}' is not a whole number of at least 0", text);
+}
+
 void on_interrupt(int) {
   if (interrupted().exchange(true)) {
     std::signal(SIGINT, SIG_DFL);
@@ -61,7 +67,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->required()
       ->group("Model");
   command.add_option("--numerics", flags.numerics,
-                     "Where to round: official (as the vendor), bf16_activations (linear inputs not quantised), exact (fp32)")
+                     "Rounding: the vendor's, or linear inputs kept in BF16, or none (fp32)")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNumericsNames), std::end(kNumericsNames))))
       ->capture_default_str()
       ->group("Model");
@@ -98,7 +104,9 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   command.add_option("--top-p", flags.top_p, "Keep the best tokens that hold this probability [suggestion, else 1]")->group("Sampling");
   command.add_option("--top-k", flags.top_k, "Keep this many best tokens, 0 for all [suggestion, else 0]")->group("Sampling");
   command.add_option("--min-p", flags.min_p, "Drop tokens below this share of the best one")->capture_default_str()->group("Sampling");
-  command.add_option("--seed", flags.seed, "The same seed gives the same text [random]")->group("Sampling");
+  command.add_option("--seed", flags.seed, "The same seed gives the same text [random]")
+      ->check(check_seed, "")
+      ->group("Sampling");
 }
 
 SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested) {
@@ -111,6 +119,11 @@ SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfi
   std::random_device random;
   params.seed = flags.seed.value_or((uint64_t{random()} << 32) | random());
   return params;
+}
+
+std::string check_token_id(const std::string& item) {
+  const size_t digits = item.find_first_not_of("0123456789", item.starts_with('-') ? 1 : 0);
+  return item.empty() || item == "-" || digits != std::string::npos ? fmt::format("'{}' is not a token id", item) : "";
 }
 
 Result<std::string> read_text(const std::string& path) {

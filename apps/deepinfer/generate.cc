@@ -79,6 +79,7 @@ Status generate(const Flags& flags, bool& was_interrupted) {
 
   GenerationOptions options;
   options.sampling = sampling_params(flags.sampling, running.loaded.generation);
+  DI_RETURN_IF_ERROR(options.sampling.validate());  // before the prompt is printed
   options.max_tokens = flags.max_tokens;
   if (!flags.ignore_eos) options.stop_tokens = running.loaded.stop_tokens;
   options.cancel = &interrupted();

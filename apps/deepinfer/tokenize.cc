@@ -75,7 +75,10 @@ Command add_tokenize(CLI::App& program) {
   command->add_option("-m,--model", flags->model, "A model's folder, or a tokenizer.json")->envname("DEEPINFER_MODEL")->required();
   auto* text = command->add_option("text", flags->text, "The text; without it, --file or standard input");
   command->add_option("-f,--file", flags->file, "Read the text from this file, - for standard input")->excludes(text);
-  command->add_option("--decode", flags->decode, "Token ids, separated by commas, to turn into text")->delimiter(',')->excludes(text);
+  command->add_option("--decode", flags->decode, "Token ids, separated by commas, to turn into text")
+      ->delimiter(',')
+      ->check(check_token_id, "")
+      ->excludes(text);
   command->add_flag("--control-tokens", flags->control_tokens, "Read the spelling of control tokens in the text as such");
   command->add_flag("--pieces", flags->pieces, "Also the spelling of each token, in the tokenizer's byte alphabet");
   command->add_flag("--count", flags->count, "Only the number of tokens");
