@@ -1,10 +1,11 @@
 #include "cpu/layer_bench.h"
 
-#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <random>
 
 #include "backends/cpu/cpu_device.h"
+#include "backends/cpu/linear_pack.h"
 #include "cpu/ceilings.h"
 #include "cpu/measure.h"
 #include "cpu/random_weights.h"
@@ -192,11 +193,17 @@ LayerResult bench_layer(const LayerBenchOptions& options) {
   OneTokenStep step(*stream, config);
   ThreadPool read_pool(options.num_threads);
 
-  // Pure reads go over the routed experts, a different one each time.
+  // Pure reads go over memory of their own, as much as a shared cache holds, which also turns the layer's weights out of it.
+  constexpr int64_t kWindowBytes = int64_t{1} << 26;
+  constexpr int64_t kNumWindows = 6;
+  const int64_t read_rows = kNumWindows * kWindowBytes / (4096 * 4);
+  const ops::PackedWeight memory =
+      cpu::allocate_weight({ops::WeightFormat::kF32, read_rows, 4096, nullptr, nullptr}, kNumWindows * kWindowBytes);
+  std::memset(memory.data.get(), 1, static_cast<size_t>(memory.bytes));
   Windows reads, layers, attention;
-  const auto read_window = [&](size_t round) {
-    const ops::PackedWeight& weight = layer.weights.moe.experts[round * 7 % layer.weights.moe.experts.size()].w1;
-    reads.add(seconds_of([&] { read_memory(read_pool, {weight.data.get(), static_cast<size_t>(weight.bytes)}); }));
+  const auto read_window = [&](size_t window) {
+    const std::span<const std::byte> bytes(memory.data.get() + window * kWindowBytes, kWindowBytes);
+    reads.add(seconds_of([&] { read_memory(read_pool, bytes); }));
   };
   std::vector<float> y(config.hidden_size);
   double spent = 0;
@@ -212,16 +219,15 @@ LayerResult bench_layer(const LayerBenchOptions& options) {
     if (round >= 2) {  // the first rounds grow buffers
       layers.add(once);
       attention.add(half);
-      for (size_t i = 0; i < 4; ++i) read_window(4 * round + i);
+      for (size_t i = 0; i < kNumWindows; ++i) read_window(i);
     }
     spent += once + half;
   }
 
   LayerResult result{.set = options.kernels, .num_threads = options.num_threads, .num_experts = options.num_experts};
   result.weight_bytes = layer.bytes_per_token(config.num_experts_per_tok);
-  const double window_bytes = static_cast<double>(layer.weights.moe.experts.front().w1.bytes);
-  result.read_gbps = reads.rate_p50(window_bytes) * 1e-9;
-  result.floor_ms = result.weight_bytes / reads.rate_p50(window_bytes) * 1e3;
+  result.read_gbps = reads.rate_p50(kWindowBytes) * 1e-9;
+  result.floor_ms = result.weight_bytes / reads.rate_p50(kWindowBytes) * 1e3;
   result.layer_ms = layers.p50() * 1e3;
   result.attention_ms = attention.p50() * 1e3;
   return result;

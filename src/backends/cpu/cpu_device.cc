@@ -19,14 +19,15 @@ using cpu::LinearKernels;
 struct KernelSet {
   const LinearKernels& (*linear)();
   void (*fill_vector_ops)(ops::OpTable&);
+  bool is_automatic;  // gives the bits that every machine gives
 };
 
 // From the slowest to the fastest.
 constexpr std::array<KernelSet, 4> kKernelSets = {{
-    {cpu::reference_linear, cpu::fill_vector_ops_reference},
-    {cpu::avx2_linear, cpu::fill_vector_ops_avx2},
-    {cpu::avx512_linear, cpu::fill_vector_ops_avx512},
-    {cpu::avx512_bf16_linear, cpu::fill_vector_ops_avx512},
+    {cpu::reference_linear, cpu::fill_vector_ops_reference, true},
+    {cpu::avx2_linear, cpu::fill_vector_ops_avx2, true},
+    {cpu::avx512_linear, cpu::fill_vector_ops_avx512, true},
+    {cpu::avx512_bf16_linear, cpu::fill_vector_ops_avx512, false},
 }};
 
 template <size_t kSet>
@@ -89,7 +90,7 @@ Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options) {
       }
       continue;
     }
-    if (options.kernels == linear.name || options.kernels == "auto") {
+    if (options.kernels == linear.name || (options.kernels == "auto" && kKernelSets[set].is_automatic)) {
       return std::unique_ptr<Device>(std::make_unique<CpuDevice>(set, num_threads));
     }
     present += (present.empty() ? "" : ", ") + std::string(linear.name);
