@@ -1,4 +1,5 @@
-// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's prompt and decode speed.
+// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's prompt and decode
+// speed.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -77,7 +78,8 @@ Status bench_decode(Model& model, int64_t batch, int64_t num_steps) {
 
 Status bench_model(const ModelBenchFlags& flags) {
   DI_ASSIGN_OR_RETURN(RunningModel running, open_model(flags.model));
-  std::printf("%s\nmedians; logits of the last token of each sequence, no sampling\n", running.device->description().c_str());
+  std::printf("%s\nmedians; logits of the last token of each sequence, no sampling\n",
+              running.device->description().c_str());
   for (const int64_t tokens : flags.prompt_tokens) {
     if (tokens > running.model().config().max_position_embeddings) {
       return invalid_input("--prompt-tokens {}: the model's context is {}", tokens,
@@ -97,16 +99,26 @@ Command add_bench(CLI::App& program) {
   auto flags = std::make_shared<ModelBenchFlags>();
   CLI::App* model = command->add_subcommand("model", "Prompt and decode speed of a checkpoint");
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 30);
-  model->add_option("--prompt-tokens", flags->prompt_tokens, "Lengths of prompts")->delimiter(',')->check(positive)->capture_default_str();
-  model->add_option("--batch", flags->batch, "Sequences decoded together")->delimiter(',')->check(positive)->capture_default_str();
+  model->add_option("--prompt-tokens", flags->prompt_tokens, "Lengths of prompts")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  model->add_option("--batch", flags->batch, "Sequences decoded together")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
   model->add_option("--steps", flags->decode_steps, "Decode steps to time")->check(positive)->capture_default_str();
   add_model_flags(*model, flags->model);
   auto cpu_flags = std::make_shared<bench::CpuBenchOptions>();
   CLI::App* cpu = command->add_subcommand("cpu", "The CPU's ceilings, and its kernels and one layer against them");
   cpu->add_option("--threads", cpu_flags->num_threads, "CPU threads, 0 for all of this machine")->capture_default_str();
   cpu->add_option("--kernels", cpu_flags->kernels, "avx2, avx512, avx512_bf16 or all")->capture_default_str();
-  cpu->add_option("--gigabytes", cpu_flags->gigabytes, "Packed weights to rotate over")->check(CLI::Range(0.05, 100.0))->capture_default_str();
-  cpu->add_option("--seconds", cpu_flags->seconds, "Time for each row of the tables")->check(CLI::Range(0.01, 60.0))->capture_default_str();
+  cpu->add_option("--gigabytes", cpu_flags->gigabytes, "Packed weights to rotate over")
+      ->check(CLI::Range(0.05, 100.0))
+      ->capture_default_str();
+  cpu->add_option("--seconds", cpu_flags->seconds, "Time for each row of the tables")
+      ->check(CLI::Range(0.01, 60.0))
+      ->capture_default_str();
   cpu->add_option("--layer-experts", cpu_flags->layer_experts, "Experts of the timed layer, 18.9 MB each; 0: no layer")
       ->check(CLI::Range(int64_t{0}, int64_t{384}))
       ->capture_default_str();

@@ -75,8 +75,12 @@ class AnswerPrinter {
           set_dim(true);
           write("\n[calls " + delta.call_name + "(");
           break;
-        case OutputDelta::Kind::kCallArguments: write(delta.text); break;
-        case OutputDelta::Kind::kCallEnd: write(")]"); break;
+        case OutputDelta::Kind::kCallArguments:
+          write(delta.text);
+          break;
+        case OutputDelta::Kind::kCallEnd:
+          write(")]");
+          break;
       }
     }
     std::fflush(stdout);
@@ -150,8 +154,7 @@ class Conversation {
     printer.print(deltas);
     printer.finish();
     if (isatty(STDERR_FILENO)) {
-      std::fprintf(stderr, "\033[2m%s%s\033[0m\n",
-                   result.reason == FinishReason::kCancelled ? "stopped. " : "",
+      std::fprintf(stderr, "\033[2m%s%s\033[0m\n", result.reason == FinishReason::kCancelled ? "stopped. " : "",
                    speed_line(result.num_prompt_tokens - result.num_cached_tokens, result.prompt_seconds,
                               static_cast<int64_t>(result.tokens.size()), result.decode_seconds)
                        .c_str());

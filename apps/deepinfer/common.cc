@@ -1,7 +1,7 @@
 #include "deepinfer/common.h"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 #include <chrono>
 #include <cstdio>
@@ -66,12 +66,14 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->envname("DEEPINFER_MODEL")
       ->required()
       ->group("Model");
-  command.add_option("--numerics", flags.numerics,
-                     "Rounding: the vendor's, or linear inputs kept in BF16, or none (fp32)")
+  command
+      .add_option("--numerics", flags.numerics, "Rounding: the vendor's, or linear inputs kept in BF16, or none (fp32)")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNumericsNames), std::end(kNumericsNames))))
       ->capture_default_str()
       ->group("Model");
-  command.add_option("--threads", flags.cpu.num_threads, "CPU threads, 0 for all of this machine")->capture_default_str()->group("Model");
+  command.add_option("--threads", flags.cpu.num_threads, "CPU threads, 0 for all of this machine")
+      ->capture_default_str()
+      ->group("Model");
   command.add_option("--kernels", flags.cpu.kernels, "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16")
       ->capture_default_str()
       ->group("Model");
@@ -95,15 +97,21 @@ Result<RunningModel> open_model(const ModelFlags& flags) {
 
 Result<const Tokenizer*> tokenizer_of(const RunningModel& running) {
   if (running.loaded.tokenizer) return &*running.loaded.tokenizer;
-  return not_found("{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without",
-                   running.loaded.model->checkpoint().folder());
+  return not_found(
+      "{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without",
+      running.loaded.model->checkpoint().folder());
 }
 
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
-  command.add_option("-t,--temperature", flags.temperature, "0 takes the best token [the model's suggestion, else 1]")->group("Sampling");
-  command.add_option("--top-p", flags.top_p, "Keep the best tokens that hold this probability [suggestion, else 1]")->group("Sampling");
-  command.add_option("--top-k", flags.top_k, "Keep this many best tokens, 0 for all [suggestion, else 0]")->group("Sampling");
-  command.add_option("--min-p", flags.min_p, "Drop tokens below this share of the best one")->capture_default_str()->group("Sampling");
+  command.add_option("-t,--temperature", flags.temperature, "0 takes the best token [the model's suggestion, else 1]")
+      ->group("Sampling");
+  command.add_option("--top-p", flags.top_p, "Keep the best tokens that hold this probability [suggestion, else 1]")
+      ->group("Sampling");
+  command.add_option("--top-k", flags.top_k, "Keep this many best tokens, 0 for all [suggestion, else 0]")
+      ->group("Sampling");
+  command.add_option("--min-p", flags.min_p, "Drop tokens below this share of the best one")
+      ->capture_default_str()
+      ->group("Sampling");
   command.add_option("--seed", flags.seed, "The same seed gives the same text [random]")
       ->check(check_seed, "")
       ->group("Sampling");

@@ -56,7 +56,8 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags);
 // The flags, else what the checkpoint suggests, else temperature 1 without filters.
 SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested);
 
-// A check for options that take token ids: refuses an item that is no number. The option library reads an empty one as 0.
+// A check for options that take token ids: refuses an item that is no number. The option library reads an empty one as
+// 0.
 std::string check_token_id(const std::string& item);
 
 // The text of a file; "-" is standard input.

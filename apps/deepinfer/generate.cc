@@ -28,9 +28,12 @@ struct Flags {
 
 const char* name_of(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
   }
   return "";
 }
@@ -124,7 +127,8 @@ Command add_generate(CLI::App& program) {
   command->add_flag("--json", flags->json, "Print one JSON object at the end instead of the text");
   command->add_flag("--no-bos", flags->no_bos, "Do not put the begin-of-sentence token in front");
   command->add_flag("--ignore-eos", flags->ignore_eos, "Go on after the end-of-sentence token");
-  command->add_flag("--control-tokens", flags->control_tokens, "Read the spelling of control tokens in the text as such");
+  command->add_flag("--control-tokens", flags->control_tokens,
+                    "Read the spelling of control tokens in the text as such");
   command->add_option("--chunk-tokens", flags->chunk_tokens, "Prompt tokens a step; changes speed, never the result")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();

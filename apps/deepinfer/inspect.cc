@@ -51,7 +51,8 @@ SequenceBytes sequence_bytes(const ModelConfig& config, const LayerPlan& plan) {
   return bytes;
 }
 
-void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const SequenceBytes& sequence, uint64_t available) {
+void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const SequenceBytes& sequence,
+                uint64_t available) {
   nlohmann::ordered_json out;
   out["folder"] = checkpoint.folder();
   out["shards"] = checkpoint.shards().size();
@@ -59,7 +60,8 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const 
   out["bytes"] = inventory.total.bytes;
   for (int kind = 0; kind < kNumTensorKinds; ++kind) {
     const TensorTotals& totals = inventory.kinds[kind];
-    out["kinds"][std::string(name_of(static_cast<TensorKind>(kind)))] = {{"tensors", totals.num_tensors}, {"bytes", totals.bytes}};
+    out["kinds"][std::string(name_of(static_cast<TensorKind>(kind)))] = {{"tensors", totals.num_tensors},
+                                                                         {"bytes", totals.bytes}};
   }
   out["resident_bytes"] = inventory.resident_bytes;
   out["mapped_bytes"] = inventory.mapped_bytes;
@@ -72,22 +74,23 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const 
 }
 
 void print_config(const ModelConfig& config, const LayerPlan& plan) {
-  std::printf("%lld layers, hidden %lld, vocabulary %lld, context %lld\n", static_cast<long long>(config.num_hidden_layers),
-              static_cast<long long>(config.hidden_size), static_cast<long long>(config.vocab_size),
-              static_cast<long long>(config.max_position_embeddings));
+  std::printf("%lld layers, hidden %lld, vocabulary %lld, context %lld\n",
+              static_cast<long long>(config.num_hidden_layers), static_cast<long long>(config.hidden_size),
+              static_cast<long long>(config.vocab_size), static_cast<long long>(config.max_position_embeddings));
   std::printf("attention: %lld heads of %lld, window %lld, top %lld of the compressed rows; ratios ",
               static_cast<long long>(config.num_attention_heads), static_cast<long long>(config.head_dim),
               static_cast<long long>(config.sliding_window), static_cast<long long>(config.index_topk));
   for (const LayerRole& role : plan.layers) std::printf("%d", role.compress_ratio);
-  std::printf("\nexperts: %lld, %lld a token, and a shared one, inner size %lld\n", static_cast<long long>(config.n_routed_experts),
-              static_cast<long long>(config.num_experts_per_tok), static_cast<long long>(config.moe_intermediate_size));
+  std::printf("\nexperts: %lld, %lld a token, and a shared one, inner size %lld\n",
+              static_cast<long long>(config.n_routed_experts), static_cast<long long>(config.num_experts_per_tok),
+              static_cast<long long>(config.moe_intermediate_size));
   if (config.engram.enabled()) {
     std::printf("Engram: %lld tables, up to %lld tokens back\n", static_cast<long long>(config.engram.num_tables()),
                 static_cast<long long>(config.engram.max_ngram_size - 1));
   }
   if (config.draft.num_stages > 0) {
-    std::printf("drafter: %lld stages, blocks of %lld (in the file, not used yet)\n", static_cast<long long>(config.draft.num_stages),
-                static_cast<long long>(config.draft.block_size));
+    std::printf("drafter: %lld stages, blocks of %lld (in the file, not used yet)\n",
+                static_cast<long long>(config.draft.num_stages), static_cast<long long>(config.draft.block_size));
   }
 }
 
@@ -128,7 +131,8 @@ Status inspect(const Flags& flags) {
                 readable_bytes(needed - available).c_str());
   } else {
     const uint64_t tokens = (available - needed) / std::max<uint64_t>(1, sequence.per_token);
-    std::printf("this machine has %s free: it fits, with room for %s tokens of context\n", readable_bytes(available).c_str(),
+    std::printf("this machine has %s free: it fits, with room for %s tokens of context\n",
+                readable_bytes(available).c_str(),
                 tokens > 10'000'000 ? "more than 10 million" : fmt::format("about {}", tokens).c_str());
   }
   return Status();

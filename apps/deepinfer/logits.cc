@@ -51,7 +51,8 @@ Command add_logits(CLI::App& program) {
   command->add_option("--decode", flags->decode, "Further ids, run one at a time; a row of logits after each")
       ->delimiter(',')
       ->check(check_token_id, "");
-  command->add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of --tokens a step; the result does not depend on it")
+  command
+      ->add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of --tokens a step; the result does not depend on it")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   add_model_flags(*command, flags->model);

@@ -30,7 +30,8 @@ int run(int argc, char** argv) {
     return kExitBadInput;
   }
   // Before parsing, since the library would only say that a command is missing.
-  if (argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const auto& c) { return c.first->get_name() == argv[1]; })) {
+  if (argv[1][0] != '-' &&
+      std::none_of(commands.begin(), commands.end(), [&](const auto& c) { return c.first->get_name() == argv[1]; })) {
     std::string names;
     for (const auto& [app, command] : commands) names += " " + app->get_name();
     std::fprintf(stderr, "deepinfer: unknown command '%s'; there are:%s\n", argv[1], names.c_str());

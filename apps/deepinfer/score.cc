@@ -123,9 +123,11 @@ Status score(const Flags& flags) {
     out["tokens"] = scorer.tokens();
     std::printf("%s\n", out.dump().c_str());
   } else {
-    std::printf("documents      %lld\ntokens         %lld\nbytes          %lld\nnats a token   %.6f\nperplexity     %.4f\nbits a byte    %.6f\n",
-                static_cast<long long>(total.documents), static_cast<long long>(total.tokens),
-                static_cast<long long>(total.bytes), mean, std::exp(mean), bits_per_byte);
+    std::printf(
+        "documents      %lld\ntokens         %lld\nbytes          %lld\nnats a token   %.6f\nperplexity     %.4f\nbits "
+        "a byte    %.6f\n",
+        static_cast<long long>(total.documents), static_cast<long long>(total.tokens),
+        static_cast<long long>(total.bytes), mean, std::exp(mean), bits_per_byte);
   }
   return Status();
 }
@@ -144,7 +146,8 @@ Command add_score(CLI::App& program) {
   command->add_option("--chunk-tokens", flags->chunk_tokens, "Tokens a step; changes speed, never the result")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  command->add_flag("--control-tokens", flags->control_tokens, "Read the spelling of control tokens in the text as such");
+  command->add_flag("--control-tokens", flags->control_tokens,
+                    "Read the spelling of control tokens in the text as such");
   command->add_flag("--json", flags->json, "Print JSON with every token's id and log-probability");
   add_model_flags(*command, flags->model);
   return [flags] {

@@ -38,8 +38,7 @@ Status decode(const Flags& flags, const Tokenizer& tokenizer) {
 }
 
 Status tokenize(const Flags& flags) {
-  const std::string path =
-      std::filesystem::is_directory(flags.model) ? flags.model + "/tokenizer.json" : flags.model;
+  const std::string path = std::filesystem::is_directory(flags.model) ? flags.model + "/tokenizer.json" : flags.model;
   DI_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::load(path));
   if (!flags.decode.empty()) return decode(flags, tokenizer);
   std::string text;
@@ -72,14 +71,17 @@ Status tokenize(const Flags& flags) {
 Command add_tokenize(CLI::App& program) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = program.add_subcommand("tokenize", "Turn text into token ids, or ids into text");
-  command->add_option("-m,--model", flags->model, "A model's folder, or a tokenizer.json")->envname("DEEPINFER_MODEL")->required();
+  command->add_option("-m,--model", flags->model, "A model's folder, or a tokenizer.json")
+      ->envname("DEEPINFER_MODEL")
+      ->required();
   auto* text = command->add_option("text", flags->text, "The text; without it, --file or standard input");
   command->add_option("-f,--file", flags->file, "Read the text from this file, - for standard input")->excludes(text);
   command->add_option("--decode", flags->decode, "Token ids, separated by commas, to turn into text")
       ->delimiter(',')
       ->check(check_token_id, "")
       ->excludes(text);
-  command->add_flag("--control-tokens", flags->control_tokens, "Read the spelling of control tokens in the text as such");
+  command->add_flag("--control-tokens", flags->control_tokens,
+                    "Read the spelling of control tokens in the text as such");
   command->add_flag("--pieces", flags->pieces, "Also the spelling of each token, in the tokenizer's byte alphabet");
   command->add_flag("--count", flags->count, "Only the number of tokens");
   command->add_flag("--json", flags->json, "Print JSON");

@@ -50,7 +50,8 @@ void read_memory(ThreadPool& pool, std::span<const std::byte> memory) {
   const int64_t piece = std::clamp<int64_t>(bytes / (4 * pool.num_threads()) / 4096 * 4096, 64 << 10, 512 << 10);
   static std::atomic<int64_t> sink;
   pool.run((bytes + piece - 1) / piece, [&](int64_t i, int) {
-    sink.fetch_xor(read_streams(memory.data() + i * piece, std::min(piece, bytes - i * piece)), std::memory_order_relaxed);
+    sink.fetch_xor(read_streams(memory.data() + i * piece, std::min(piece, bytes - i * piece)),
+                   std::memory_order_relaxed);
   });
 }
 
@@ -61,7 +62,10 @@ double clock_ghz() {
     const double seconds = seconds_of([&] {
       uint64_t value = 1;
       for (int64_t r = 0; r < kRounds; ++r) {
-        __asm__ volatile("add %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0" : "+r"(value));
+        __asm__ volatile(
+            "add %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, "
+            "%0"
+            : "+r"(value));
       }
     });
     best = std::max(best, 8.0 * kRounds / seconds * 1e-9);

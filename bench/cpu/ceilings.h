@@ -1,5 +1,5 @@
-// What the machine can do at best: reading memory, and multiplying in registers. Kernels are judged against these, measured
-// in the same run.
+// What the machine can do at best: reading memory, and multiplying in registers. Kernels are judged against these,
+// measured in the same run.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,8 @@ void read_memory(ThreadPool& pool, std::span<const std::byte> memory);
 // Cycles a nanosecond, from a chain of dependent additions.
 double clock_ghz();
 
-// Of loops.cc, loops_avx512.cc: see PeakLoop. The read gives the exclusive or of all words, so that it cannot be left out.
+// Of loops.cc, loops_avx512.cc: see PeakLoop. The read gives the exclusive or of all words, so that it cannot be left
+// out.
 void fma_avx2(int64_t rounds);
 void fma_avx512(int64_t rounds);
 void dot_bf16_avx512(int64_t rounds);

@@ -79,7 +79,8 @@ void measure_ceilings(const std::vector<ThreadPool*>& pools, const CpuBenchOptio
   const auto bytes = static_cast<size_t>(options.gigabytes * 1e9);
   // Allocated like weights, which matters for the size of pages.
   const int64_t rows = static_cast<int64_t>(bytes / (4096 * 4));
-  const ops::PackedWeight weight = cpu::allocate_weight({ops::WeightFormat::kF32, rows, 4096, nullptr, nullptr}, rows * 4096 * 4);
+  const ops::PackedWeight weight =
+      cpu::allocate_weight({ops::WeightFormat::kF32, rows, 4096, nullptr, nullptr}, rows * 4096 * 4);
   std::memset(weight.data.get(), 1, static_cast<size_t>(weight.bytes));
   const std::span<const std::byte> memory(weight.data.get(), static_cast<size_t>(weight.bytes));
   for (ThreadPool* pool : pools) {

@@ -7,12 +7,12 @@
 namespace deepinfer::bench {
 
 struct CpuBenchOptions {
-  int num_threads = 0;        // 0: as many as the process may use; a single thread is always measured too
+  int num_threads = 0;          // 0: as many as the process may use; a single thread is always measured too
   std::string kernels = "all";  // or one set by name
-  double gigabytes = 1.0;     // of packed weights to rotate over, so that no cache holds them
-  double seconds = 0.4;       // for each row of the tables
+  double gigabytes = 1.0;       // of packed weights to rotate over, so that no cache holds them
+  double seconds = 0.4;         // for each row of the tables
   int64_t layer_experts = 384;  // routed experts of the timed layer, 18.9 MB each; 0: no layer
-  std::string json_path;      // empty: no file
+  std::string json_path;        // empty: no file
 };
 
 // Prints a table to stdout. Returns the exit status: 1 if a result was wrong, 2 if the options are.

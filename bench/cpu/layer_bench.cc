@@ -193,7 +193,8 @@ LayerResult bench_layer(const LayerBenchOptions& options) {
   OneTokenStep step(*stream, config);
   ThreadPool read_pool(options.num_threads);
 
-  // Pure reads go over memory of their own, as much as a shared cache holds, which also turns the layer's weights out of it.
+  // Pure reads go over memory of their own, as much as a shared cache holds, which also turns the layer's weights out
+  // of it.
   constexpr int64_t kWindowBytes = int64_t{1} << 26;
   constexpr int64_t kNumWindows = 6;
   const int64_t read_rows = kNumWindows * kWindowBytes / (4096 * 4);
@@ -213,9 +214,8 @@ LayerResult bench_layer(const LayerBenchOptions& options) {
     const double once = seconds_of([&] { decoder_layer(context, 1, layer.weights, step.streams(), step.pre()); });
     step.next_input();
     const MatrixView<const float> u = step.streams().columns(0, config.hidden_size);
-    const double half = seconds_of([&] {
-      attention_layer(context, 1, layer.weights.attention, u, dense(y.data(), 1, config.hidden_size));
-    });
+    const double half = seconds_of(
+        [&] { attention_layer(context, 1, layer.weights.attention, u, dense(y.data(), 1, config.hidden_size)); });
     if (round >= 2) {  // the first rounds grow buffers
       layers.add(once);
       attention.add(half);

@@ -62,7 +62,8 @@ std::string check(const RandomMatrix& matrix, const LinearShape& shape, const Pr
         if (std::memcmp(&want, &got, sizeof(want)) == 0) continue;
         is_equal = false;
         double magnitude = 0.0;
-        for (int64_t k = 0; k < shape.cols; ++k) magnitude += std::fabs(weights[row * shape.cols + k] * product.in[token * shape.cols + k]);
+        for (int64_t k = 0; k < shape.cols; ++k)
+          magnitude += std::fabs(weights[row * shape.cols + k] * product.in[token * shape.cols + k]);
         const double bound = magnitude * 0x1p-24 * 2.0 * (3 * 16 + static_cast<double>(shape.cols) / 32);
         const double error = std::fabs(static_cast<double>(got) - want) / bound;
         worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
@@ -96,7 +97,8 @@ Set make_set(const LinearKernels& kernels, const LinearShape& shape, ThreadPool&
 double cached_gbps(const LinearKernels& kernels, const LinearShape& shape, double seconds) {
   ThreadPool pool(1);
   const int64_t cols = 1024;
-  const LinearShape small = {shape.format, shape.format_name, shape.format == ops::WeightFormat::kBf16 ? 128 : 256, cols};
+  const LinearShape small = {shape.format, shape.format_name, shape.format == ops::WeightFormat::kBf16 ? 128 : 256,
+                             cols};
   const RandomMatrix matrix(pool, small.format, small.rows, small.cols, 1);
   const PackedWeight weight = kernels.pack(pool, matrix.source());
   Product product(small, 1);

@@ -4,17 +4,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/thread_pool.h"
 #include "backends/cpu/linear.h"
+#include "base/thread_pool.h"
 
 namespace deepinfer::bench {
 
-// A random matrix: every code but NaN, and `num_scales` neighbouring E8M0 codes from `first_scale` (2^-8 to 2^7 unless told
-// otherwise); BF16 and F32 from 2^-8 to 2^-1.
+// A random matrix: every code but NaN, and `num_scales` neighbouring E8M0 codes from `first_scale` (2^-8 to 2^7 unless
+// told otherwise); BF16 and F32 from 2^-8 to 2^-1.
 class RandomMatrix {
  public:
-  RandomMatrix(ThreadPool& pool, ops::WeightFormat format, int64_t rows, int64_t cols, uint64_t seed, int first_scale = 119,
-               int num_scales = 16);
+  RandomMatrix(ThreadPool& pool, ops::WeightFormat format, int64_t rows, int64_t cols, uint64_t seed,
+               int first_scale = 119, int num_scales = 16);
 
   ops::WeightSource source() const;
   // 32 rows from `first_row`, a multiple of 32.

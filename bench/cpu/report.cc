@@ -31,7 +31,8 @@ std::vector<Goal> goals_of(const CpuReport& report) {
   std::vector<Goal> goals;
   for (const GemvRow& row : report.linear.gemv) {
     if (row.format == "BF16") continue;  // no goal: two or four times the bytes of the others
-    if (row.num_tokens == 1) add_to(goals, row.set + ": one token, share of a pure read, p50", row.gbps_p50 / row.read_p50, 0.70, true);
+    if (row.num_tokens == 1)
+      add_to(goals, row.set + ": one token, share of a pure read, p50", row.gbps_p50 / row.read_p50, 0.70, true);
     if (row.num_tokens == 4) add_to(goals, row.set + ": four tokens, times the cost of one", row.cost, 1.4, false);
   }
   for (const GemmRow& row : report.linear.gemm) {
@@ -68,8 +69,8 @@ void print_linear(const CpuReport& report) {
                row.gbps_p90 / row.read_p90, row.cost, cached, row.check);
   }
   fmt::print("\nmany tokens; the peak is measured between the calls\n");
-  fmt::print("{:<12}{:<6}{:>4}{:>7}{:>11}{:>11}{:>7}  {:<18}{}\n", "kernels", "format", "thr", "tokens", "GFLOP/s", "peak",
-             "share", "of", "check");
+  fmt::print("{:<12}{:<6}{:>4}{:>7}{:>11}{:>11}{:>7}  {:<18}{}\n", "kernels", "format", "thr", "tokens", "GFLOP/s",
+             "peak", "share", "of", "check");
   for (const GemmRow& row : report.linear.gemm) {
     fmt::print("{:<12}{:<6}{:>4}{:>7}{:>11.1f}{:>11.1f}{:>7.2f}  {:<18}{}\n", row.set, row.format, row.num_threads,
                row.num_tokens, row.gflops, row.peak_gflops, row.gflops / row.peak_gflops, row.peak_name, row.check);
@@ -78,9 +79,10 @@ void print_linear(const CpuReport& report) {
 
 void print_layers(const CpuReport& report) {
   if (report.layers.empty()) return;
-  fmt::print("\none layer for one token at the released widths; floor: its weights at the rate of pure reads in between\n");
-  fmt::print("{:<12}{:>4}{:>9}{:>9}{:>11}{:>10}{:>11}{:>13}{:>8}\n", "kernels", "thr", "experts", "MB read", "read GB/s",
-             "floor ms", "layer ms", "attention ms", "floors");
+  fmt::print(
+      "\none layer for one token at the released widths; floor: its weights at the rate of pure reads in between\n");
+  fmt::print("{:<12}{:>4}{:>9}{:>9}{:>11}{:>10}{:>11}{:>13}{:>8}\n", "kernels", "thr", "experts", "MB read",
+             "read GB/s", "floor ms", "layer ms", "attention ms", "floors");
   for (const LayerResult& row : report.layers) {
     fmt::print("{:<12}{:>4}{:>9}{:>9.1f}{:>11.1f}{:>10.2f}{:>11.2f}{:>13.2f}{:>8.2f}\n", row.set, row.num_threads,
                row.num_experts, row.weight_bytes * 1e-6, row.read_gbps, row.floor_ms, row.layer_ms, row.attention_ms,
@@ -103,26 +105,46 @@ Status write_json(const CpuReport& report, const std::string& path) {
                                  {"num_threads", report.num_threads},
                                  {"clock_ghz", report.clock_ghz}};
   for (const CeilingRow& row : report.ceilings) {
-    json["ceilings"].push_back({{"name", row.name}, {"unit", row.unit}, {"threads", row.num_threads}, {"p50", row.p50}, {"p90", row.p90}});
+    json["ceilings"].push_back(
+        {{"name", row.name}, {"unit", row.unit}, {"threads", row.num_threads}, {"p50", row.p50}, {"p90", row.p90}});
   }
   for (const GemvRow& row : report.linear.gemv) {
-    json["few_tokens"].push_back({{"kernels", row.set}, {"format", row.format}, {"threads", row.num_threads},
-                                  {"tokens", row.num_tokens}, {"gbps_p50", row.gbps_p50}, {"gbps_p90", row.gbps_p90},
-                                  {"read_gbps_p50", row.read_p50}, {"read_gbps_p90", row.read_p90}, {"cost", row.cost},
-                                  {"cached_gbps", row.cached_gbps}, {"check", row.check}});
+    json["few_tokens"].push_back({{"kernels", row.set},
+                                  {"format", row.format},
+                                  {"threads", row.num_threads},
+                                  {"tokens", row.num_tokens},
+                                  {"gbps_p50", row.gbps_p50},
+                                  {"gbps_p90", row.gbps_p90},
+                                  {"read_gbps_p50", row.read_p50},
+                                  {"read_gbps_p90", row.read_p90},
+                                  {"cost", row.cost},
+                                  {"cached_gbps", row.cached_gbps},
+                                  {"check", row.check}});
   }
   for (const GemmRow& row : report.linear.gemm) {
-    json["many_tokens"].push_back({{"kernels", row.set}, {"format", row.format}, {"threads", row.num_threads},
-                                   {"tokens", row.num_tokens}, {"gflops", row.gflops}, {"peak_gflops", row.peak_gflops},
-                                   {"peak", row.peak_name}, {"check", row.check}});
+    json["many_tokens"].push_back({{"kernels", row.set},
+                                   {"format", row.format},
+                                   {"threads", row.num_threads},
+                                   {"tokens", row.num_tokens},
+                                   {"gflops", row.gflops},
+                                   {"peak_gflops", row.peak_gflops},
+                                   {"peak", row.peak_name},
+                                   {"check", row.check}});
   }
   for (const LayerResult& row : report.layers) {
-    json["layers"].push_back({{"kernels", row.set}, {"threads", row.num_threads}, {"experts", row.num_experts},
-                              {"weight_bytes", row.weight_bytes}, {"read_gbps_p50", row.read_gbps}, {"floor_ms", row.floor_ms},
-                              {"layer_ms", row.layer_ms}, {"attention_ms", row.attention_ms}, {"floors", row.times_floor()}});
+    json["layers"].push_back({{"kernels", row.set},
+                              {"threads", row.num_threads},
+                              {"experts", row.num_experts},
+                              {"weight_bytes", row.weight_bytes},
+                              {"read_gbps_p50", row.read_gbps},
+                              {"floor_ms", row.floor_ms},
+                              {"layer_ms", row.layer_ms},
+                              {"attention_ms", row.attention_ms},
+                              {"floors", row.times_floor()}});
   }
   for (const Goal& goal : goals_of(report)) {
-    json["goals"].push_back({{"name", goal.name}, {"worst", goal.worst}, {"wanted", goal.wanted}, {"more_is_better", goal.more_is_better}});
+    json["goals"].push_back(
+        {{"name", goal.name}, {"worst", goal.worst}, {"wanted", goal.wanted}, {"more_is_better", goal.more_is_better}});
   }
   std::ofstream file(path);
   file << json.dump(1) << "\n";
@@ -131,8 +153,10 @@ Status write_json(const CpuReport& report, const std::string& path) {
 }
 
 bool all_right(const CpuReport& report) {
-  return std::all_of(report.linear.gemv.begin(), report.linear.gemv.end(), [](const GemvRow& r) { return is_right(r.check); }) &&
-         std::all_of(report.linear.gemm.begin(), report.linear.gemm.end(), [](const GemmRow& r) { return is_right(r.check); });
+  return std::all_of(report.linear.gemv.begin(), report.linear.gemv.end(),
+                     [](const GemvRow& r) { return is_right(r.check); }) &&
+         std::all_of(report.linear.gemm.begin(), report.linear.gemm.end(),
+                     [](const GemmRow& r) { return is_right(r.check); });
 }
 
 }  // namespace deepinfer::bench

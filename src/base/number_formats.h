@@ -68,14 +68,22 @@ inline uint8_t float_to_e2m1(float value) {
   const uint8_t sign = std::signbit(value) ? 8 : 0;
   const float m = std::fabs(value);
   uint8_t code;
-  if (m <= 0.25f) code = 0;
-  else if (m < 0.75f) code = 1;
-  else if (m <= 1.25f) code = 2;
-  else if (m < 1.75f) code = 3;
-  else if (m <= 2.5f) code = 4;
-  else if (m < 3.5f) code = 5;
-  else if (m <= 5.0f) code = 6;
-  else code = 7;
+  if (m <= 0.25f)
+    code = 0;
+  else if (m < 0.75f)
+    code = 1;
+  else if (m <= 1.25f)
+    code = 2;
+  else if (m < 1.75f)
+    code = 3;
+  else if (m <= 2.5f)
+    code = 4;
+  else if (m < 3.5f)
+    code = 5;
+  else if (m <= 5.0f)
+    code = 6;
+  else
+    code = 7;
   return sign | code;
 }
 

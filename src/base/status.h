@@ -26,8 +26,7 @@ enum class ErrorCode {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(ErrorCode code, std::string message)
-      : error_(std::make_unique<Error>(Error{code, std::move(message)})) {}
+  Status(ErrorCode code, std::string message) : error_(std::make_unique<Error>(Error{code, std::move(message)})) {}
 
   bool ok() const { return error_ == nullptr; }
   // Requires: !ok().
@@ -73,7 +72,7 @@ Status unsupported(fmt::format_string<Args...> format, Args&&... args) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor): `return value;`
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor): `return value;`
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor): `return error;`
     DI_CHECK(!status_.ok(), "a Result without a value needs an error");
   }
@@ -110,10 +109,10 @@ class [[nodiscard]] Result {
 #define DI_CONCAT(a, b) DI_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function if `expression` (a Status) holds an error.
-#define DI_RETURN_IF_ERROR(expression)                     \
-  do {                                                     \
-    ::deepinfer::Status di_status_ = (expression);         \
-    if (!di_status_.ok()) return di_status_;               \
+#define DI_RETURN_IF_ERROR(expression)             \
+  do {                                             \
+    ::deepinfer::Status di_status_ = (expression); \
+    if (!di_status_.ok()) return di_status_;       \
   } while (false)
 
 // DI_ASSIGN_OR_RETURN(auto file, open(path)): binds the value or returns the error.

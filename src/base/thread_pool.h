@@ -1,8 +1,8 @@
 // ThreadPool: the engine's own workers. One caller at a time hands out a numbered set of tasks; workers and the caller
 // take them in ascending order until none is left.
 //
-// Workers spin briefly and then sleep: on shared machines an unbounded spin costs a scheduler slice a call. Which thread
-// runs which task is not fixed, so a task's result must depend on its number alone. No allocation in `run`.
+// Workers spin briefly and then sleep: on shared machines an unbounded spin costs a scheduler slice a call. Which
+// thread runs which task is not fixed, so a task's result must depend on its number alone. No allocation in `run`.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,9 @@ class ThreadPool {
   template <typename Body>
   void run(int64_t num_tasks, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run_erased(num_tasks, [](void* b, int64_t task, int thread) { (*static_cast<Plain*>(b))(task, thread); },
-               const_cast<void*>(static_cast<const void*>(&body)));
+    run_erased(
+        num_tasks, [](void* b, int64_t task, int thread) { (*static_cast<Plain*>(b))(task, thread); },
+        const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:

@@ -37,7 +37,8 @@ void attend(ForwardContext& c, int layer, const AttentionWeights& weights, Matri
 }
 
 // o: [num_tokens, heads * head_dim] -> y. Each group of heads has its own first factor.
-void project_output(ForwardContext& c, const AttentionWeights& weights, MatrixView<const float> o, MatrixView<float> y) {
+void project_output(ForwardContext& c, const AttentionWeights& weights, MatrixView<const float> o,
+                    MatrixView<float> y) {
   Workspace& w = c.work;
   const int64_t groups = c.config.o_groups;
   const int64_t group_in = o.cols / groups;

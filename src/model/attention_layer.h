@@ -1,4 +1,5 @@
-// The attention of one layer: window rows, compressed rows of the layer's KV source, selection, grouped output projection.
+// The attention of one layer: window rows, compressed rows of the layer's KV source, selection, grouped output
+// projection.
 #pragma once
 
 #include "model/forward_context.h"

@@ -23,7 +23,8 @@ void pool_groups(ForwardContext& c, int layer, int ratio, MatrixView<float> late
   Workspace& w = c.work;
   w.row_tables.clear();
   for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->open_group(layer).table());
-  ops::write_rows(c.stream, {w.compressor_rows.matrix(c.num_tokens(), 2 * c.config.head_dim), w.row_tables, c.layout.positions});
+  ops::write_rows(c.stream,
+                  {w.compressor_rows.matrix(c.num_tokens(), 2 * c.config.head_dim), w.row_tables, c.layout.positions});
   w.row_tables.clear();
   w.row_numbers.clear();
   for (int64_t t = 0; t < c.num_tokens(); ++t) {
@@ -51,7 +52,8 @@ void write_compressed_rows(ForwardContext& c, int layer, const CompressorWeights
     if (num_rows == 0) return;
     ops::rms_norm(c.stream, {latent, latent, weights.norm.data(), eps, round});
   } else {
-    ops::rms_norm(c.stream, {latent, w.compressor_rows.matrix(num_rows, c.config.head_dim), weights.norm.data(), eps, round});
+    ops::rms_norm(c.stream,
+                  {latent, w.compressor_rows.matrix(num_rows, c.config.head_dim), weights.norm.data(), eps, round});
   }
 
   // A row is rotated at the position of its group's first token.

@@ -8,24 +8,23 @@ namespace deepinfer {
 namespace {
 
 // u = norm(collapse(streams, pre)); then pre, post and mix become this sublayer's, computed from the same streams.
-void begin_sublayer(ForwardContext& c, const MhcWeights& weights, const std::vector<float>& norm, MatrixView<float> streams,
-                    MatrixView<float> pre, MatrixView<float> u) {
+void begin_sublayer(ForwardContext& c, const MhcWeights& weights, const std::vector<float>& norm,
+                    MatrixView<float> streams, MatrixView<float> pre, MatrixView<float> u) {
   const ModelConfig& config = c.config;
   const int64_t h = config.hc_mult;
   ops::mhc_collapse(c.stream, {u, streams, pre, norm.data(), config.rms_norm_eps, c.rounding.round_to_bf16});
   const MatrixView<float> projection = c.work.mhc_projection.matrix(c.num_tokens(), h * (h + 2));
   const ops::LinearTask task = c.linear_task_f32(projection, streams, weights.fn);
   ops::linear(c.stream, {&task, 1});
-  ops::mhc_coefficients(c.stream,
-                        {pre, c.work.post.matrix(c.num_tokens(), h), c.work.mix.matrix(c.num_tokens(), h * h), projection,
-                         streams, weights.scale.data(), weights.base.data(), h, static_cast<int>(config.hc_sinkhorn_iters),
-                         config.hc_eps, config.rms_norm_eps});
+  ops::mhc_coefficients(c.stream, {pre, c.work.post.matrix(c.num_tokens(), h), c.work.mix.matrix(c.num_tokens(), h * h),
+                                   projection, streams, weights.scale.data(), weights.base.data(), h,
+                                   static_cast<int>(config.hc_sinkhorn_iters), config.hc_eps, config.rms_norm_eps});
 }
 
 void end_sublayer(ForwardContext& c, MatrixView<float> streams, MatrixView<const float> y) {
   const int64_t h = c.config.hc_mult;
-  ops::mhc_update(c.stream, {streams, y, c.work.post.matrix(c.num_tokens(), h), c.work.mix.matrix(c.num_tokens(), h * h),
-                             c.rounding.round_to_bf16});
+  ops::mhc_update(c.stream, {streams, y, c.work.post.matrix(c.num_tokens(), h),
+                             c.work.mix.matrix(c.num_tokens(), h * h), c.rounding.round_to_bf16});
 }
 
 }  // namespace

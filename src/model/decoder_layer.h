@@ -6,8 +6,8 @@
 
 namespace deepinfer {
 
-// streams: [num_tokens, h * hidden], in place. pre: [num_tokens, h]: the mix by which this layer's first sublayer collapses
-// the streams, computed by the sublayer before; replaced by the last one computed here.
+// streams: [num_tokens, h * hidden], in place. pre: [num_tokens, h]: the mix by which this layer's first sublayer
+// collapses the streams, computed by the sublayer before; replaced by the last one computed here.
 void decoder_layer(ForwardContext& context, int layer, const LayerWeights& weights, MatrixView<float> streams,
                    MatrixView<float> pre);
 

@@ -15,7 +15,8 @@ std::span<const int32_t> EngramLookup::compress(std::span<const int32_t> tokens)
   return compressed_;
 }
 
-void EngramLookup::begin_step(const StepLayout& layout, const std::vector<LayerWeights>& layers, const LayerPlan& plan) {
+void EngramLookup::begin_step(const StepLayout& layout, const std::vector<LayerWeights>& layers,
+                              const LayerPlan& plan) {
   const int64_t columns = hash_.num_columns();
   rows_.resize(hash_.num_tables());
   for (std::vector<int64_t>& rows : rows_) rows.resize(layout.num_tokens * columns);
@@ -31,7 +32,8 @@ void EngramLookup::begin_step(const StepLayout& layout, const std::vector<LayerW
   }
 }
 
-Status EngramLookup::apply(ForwardContext& c, int table, const EngramWeights& weights, MatrixView<float> streams) const {
+Status EngramLookup::apply(ForwardContext& c, int table, const EngramWeights& weights,
+                           MatrixView<float> streams) const {
   Workspace& w = c.work;
   const int64_t n = c.num_tokens();
   const MatrixView<float> rows = w.engram_rows.matrix(n, weights.wkv.cols);

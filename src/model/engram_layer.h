@@ -27,7 +27,8 @@ class EngramLookup {
   Status apply(ForwardContext& context, int table, const EngramWeights& weights, MatrixView<float> streams) const;
 
  private:
-  EngramLookup(EngramHash hash, std::vector<int32_t> token_map) : hash_(std::move(hash)), token_map_(std::move(token_map)) {}
+  EngramLookup(EngramHash hash, std::vector<int32_t> token_map)
+      : hash_(std::move(hash)), token_map_(std::move(token_map)) {}
 
   EngramHash hash_;
   std::vector<int32_t> token_map_;

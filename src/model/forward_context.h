@@ -24,9 +24,9 @@ struct RopeAngles {
 
 // Which compressed rows each token attends to; written by index sources, read by the layers up to the next one.
 struct Selection {
-  MatrixView<int32_t> rows;    // [num_tokens, index_topk]
-  std::span<int32_t> num_rows;  // [num_tokens]
-  MatrixView<int32_t> candidates;    // [num_tokens, candidate_topk_blocks]
+  MatrixView<int32_t> rows;           // [num_tokens, index_topk]
+  std::span<int32_t> num_rows;        // [num_tokens]
+  MatrixView<int32_t> candidates;     // [num_tokens, candidate_topk_blocks]
   std::span<int32_t> num_candidates;  // [num_tokens]
 };
 
@@ -69,11 +69,13 @@ struct ForwardContext {
     return out;
   }
   // A task whose result is rounded where the model rounds.
-  ops::LinearTask linear_task(MatrixView<float> out, MatrixView<const float> in, const ops::PackedWeight& weight) const {
+  ops::LinearTask linear_task(MatrixView<float> out, MatrixView<const float> in,
+                              const ops::PackedWeight& weight) const {
     return {out, in, &weight, rounding.round_to_bf16, rounding.round_to_bf16};
   }
   // A task whose result stays fp32.
-  ops::LinearTask linear_task_f32(MatrixView<float> out, MatrixView<const float> in, const ops::PackedWeight& weight) const {
+  ops::LinearTask linear_task_f32(MatrixView<float> out, MatrixView<const float> in,
+                                  const ops::PackedWeight& weight) const {
     return {out, in, &weight, rounding.round_to_bf16, false};
   }
 };

@@ -8,8 +8,9 @@ void add_index_weight_task(ForwardContext& c, const IndexerWeights& weights, Mat
 }
 
 void add_index_query_task(ForwardContext& c, const IndexerWeights& weights, MatrixView<const float> q_latent) {
-  c.work.tasks.push_back(c.linear_task(
-      c.work.index_query.matrix(c.num_tokens(), c.config.index_n_heads * c.config.index_head_dim), q_latent, weights.wq_b));
+  c.work.tasks.push_back(
+      c.linear_task(c.work.index_query.matrix(c.num_tokens(), c.config.index_n_heads * c.config.index_head_dim),
+                    q_latent, weights.wq_b));
 }
 
 void select_rows(ForwardContext& c, int layer, const RopeAngles& angles) {
@@ -23,16 +24,15 @@ void select_rows(ForwardContext& c, int layer, const RopeAngles& angles) {
 
   w.index_queries.clear();
   for (int64_t t = 0; t < n; ++t) {
-    w.index_queries.push_back({&c.layout.states[t]->index_keys(role.kv_source).table(),
-                               (c.layout.positions[t] + 1) / role.compress_ratio});
+    w.index_queries.push_back(
+        {&c.layout.states[t]->index_keys(role.kv_source).table(), (c.layout.positions[t] + 1) / role.compress_ratio});
   }
   const auto list = [n](MatrixBuffer<int32_t>& buffer) { return std::span<int32_t>(buffer.matrix(1, n).data, n); };
   c.selection.rows = w.selected.matrix(n, config.index_topk);
   c.selection.num_rows = list(w.num_selected);
-  ops::IndexSelectArgs args{c.selection.rows, c.selection.num_rows,
-                            q,                w.index_weights.matrix(n, config.index_n_heads),
-                            w.index_queries,  config.index_n_heads,
-                            config.index_topk};
+  ops::IndexSelectArgs args{
+      c.selection.rows,     c.selection.num_rows, q, w.index_weights.matrix(n, config.index_n_heads), w.index_queries,
+      config.index_n_heads, config.index_topk};
   if (role.is_candidate_source || role.uses_candidates) {
     if (role.is_candidate_source) {
       c.selection.candidates = w.candidates.matrix(n, config.candidate_topk_blocks);

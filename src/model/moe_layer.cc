@@ -7,8 +7,8 @@ namespace {
 
 // Sorts the (token, slot) pairs by expert: expert e owns rows [expert_begin[e], expert_begin[e + 1]), its tokens in
 // ascending order; rows[t, slot] is the pair's row, gather_list[row] its token, row_weights[row] its weight.
-void group_by_expert(Workspace& w, int64_t num_experts, MatrixView<const int32_t> experts, MatrixView<const float> weights,
-                     MatrixView<int32_t> rows) {
+void group_by_expert(Workspace& w, int64_t num_experts, MatrixView<const int32_t> experts,
+                     MatrixView<const float> weights, MatrixView<int32_t> rows) {
   w.expert_begin.assign(num_experts + 1, 0);
   for (int64_t t = 0; t < experts.rows; ++t) {
     for (int64_t i = 0; i < experts.cols; ++i) ++w.expert_begin[experts.row(t)[i] + 1];

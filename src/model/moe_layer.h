@@ -1,4 +1,5 @@
-// Mixture of experts: routes every token to its experts, runs each expert once over all of its tokens, adds the results.
+// Mixture of experts: routes every token to its experts, runs each expert once over all of its tokens, adds the
+// results.
 #pragma once
 
 #include "model/forward_context.h"

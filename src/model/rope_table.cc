@@ -26,8 +26,8 @@ std::vector<float> rope_frequencies(const ModelConfig& config, RopeKind kind) {
   const double low = std::max(std::floor(pair_of(scaling.beta_fast)), 0.0);
   const double high = std::min(std::ceil(pair_of(scaling.beta_slow)), static_cast<double>(width - 1));
   for (int64_t j = 0; j < width / 2; ++j) {
-    const float ramp = static_cast<float>(
-        std::clamp((static_cast<double>(j) - low) / std::max(high - low, 0.001), 0.0, 1.0));
+    const float ramp =
+        static_cast<float>(std::clamp((static_cast<double>(j) - low) / std::max(high - low, 0.001), 0.0, 1.0));
     const float slow = frequencies[j] / static_cast<float>(scaling.factor);
     frequencies[j] = slow * ramp + frequencies[j] * (1.0f - ramp);
   }

@@ -8,9 +8,9 @@
 
 namespace deepinfer {
 
-// One frequency a pair of channels, fp32. kPlain: 1 / rope_theta^(2j / d). kCompressed: likewise from compress_rope_theta,
-// then YaRN (always, also for short contexts): divided by `factor` where a pair turns slower than beta_slow over the
-// original context, unchanged where faster than beta_fast, blended between.
+// One frequency a pair of channels, fp32. kPlain: 1 / rope_theta^(2j / d). kCompressed: likewise from
+// compress_rope_theta, then YaRN (always, also for short contexts): divided by `factor` where a pair turns slower than
+// beta_slow over the original context, unchanged where faster than beta_fast, blended between.
 std::vector<float> rope_frequencies(const ModelConfig& config, RopeKind kind);
 
 }  // namespace deepinfer

@@ -64,7 +64,8 @@ int64_t SequenceState::bytes() const {
 Status SequenceState::roll_back(int64_t num_tokens) {
   const int64_t shortest = std::max<int64_t>(0, longest_ - max_rollback_);
   if (num_tokens < 0 || length_ - num_tokens < shortest) {
-    return invalid_input("cannot roll back {} tokens of {}: rows are kept back to token {}", num_tokens, length_, shortest);
+    return invalid_input("cannot roll back {} tokens of {}: rows are kept back to token {}", num_tokens, length_,
+                         shortest);
   }
   length_ -= num_tokens;
   if (!engram_ids_.empty()) engram_ids_.resize(length_);

@@ -1,6 +1,6 @@
-// SequenceState: everything the model remembers of one sequence. Per layer the window rows; per KV source the compressed
-// rows, the index keys and, for ratios above 1, the last tokens' (value, gate) rows of the compressor; and the ids that
-// Engram hashes look back to.
+// SequenceState: everything the model remembers of one sequence. Per layer the window rows; per KV source the
+// compressed rows, the index keys and, for ratios above 1, the last tokens' (value, gate) rows of the compressor; and
+// the ids that Engram hashes look back to.
 //
 // All of it is rows by absolute position (or position / ratio) in blocks, so that rolling back is moving the end: rows
 // behind the new end are written again by whatever comes next. Rows that no rollback can need are dropped.

@@ -35,10 +35,10 @@ class MatrixBuffer {
 struct StepLayout {
   std::span<const SequenceStep> steps;
   int64_t num_tokens = 0;
-  std::vector<int32_t> tokens;             // [num_tokens]
-  std::vector<int64_t> positions;          // [num_tokens]
+  std::vector<int32_t> tokens;               // [num_tokens]
+  std::vector<int64_t> positions;            // [num_tokens]
   std::vector<const SequenceState*> states;  // [num_tokens]
-  std::vector<int32_t> logit_rows;         // tokens whose logits are wanted, ascending
+  std::vector<int32_t> logit_rows;           // tokens whose logits are wanted, ascending
 
   void reset(std::span<const SequenceStep> new_steps);
 };

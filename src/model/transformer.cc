@@ -75,11 +75,10 @@ void Model::write_logits(ForwardContext& c, MatrixView<const float> streams, Mat
   const MatrixView<float> hidden = work_.last_hidden.matrix(rows, config_.hidden_size);
   ops::gather_rows(*stream_, {last_streams, streams, layout_.logit_rows});
   ops::gather_rows(*stream_, {last_pre, pre, layout_.logit_rows});
-  ops::mhc_collapse(*stream_, {hidden, last_streams, last_pre, weights_.norm.data(), config_.rms_norm_eps,
-                               c.rounding.round_to_bf16});
+  ops::mhc_collapse(
+      *stream_, {hidden, last_streams, last_pre, weights_.norm.data(), config_.rms_norm_eps, c.rounding.round_to_bf16});
   logits.resize(rows * config_.vocab_size);
-  const ops::LinearTask task =
-      c.linear_task_f32(dense(logits.data(), rows, config_.vocab_size), hidden, weights_.head);
+  const ops::LinearTask task = c.linear_task_f32(dense(logits.data(), rows, config_.vocab_size), hidden, weights_.head);
   ops::linear(*stream_, {&task, 1});
 }
 

@@ -31,7 +31,8 @@ struct ModelOptions {
 
 class Model {
  public:
-  // token_map: compressed Engram id of every token id; may be empty for a model without Engram. The checkpoint moves in.
+  // token_map: compressed Engram id of every token id; may be empty for a model without Engram. The checkpoint moves
+  // in.
   static Result<std::unique_ptr<Model>> load(Device& device, Checkpoint checkpoint, ModelConfig config,
                                              std::vector<int32_t> token_map, const ModelOptions& options);
 
@@ -39,11 +40,13 @@ class Model {
   const Checkpoint& checkpoint() const { return checkpoint_; }
   Numerics numerics() const { return numerics_; }
 
-  SequenceState make_sequence(int64_t max_rollback = 0) const { return SequenceState(config_, numerics_, max_rollback); }
+  SequenceState make_sequence(int64_t max_rollback = 0) const {
+    return SequenceState(config_, numerics_, max_rollback);
+  }
 
-  // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps and
-  // tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every sequence
-  // made by this model and named once.
+  // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps
+  // and tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every
+  // sequence made by this model and named once.
   Status forward(std::span<const SequenceStep> steps, std::vector<float>& logits);
 
  private:

@@ -23,11 +23,16 @@ int64_t find_not_finite(const StoredTensor& tensor) {
     }
   };
   switch (tensor.dtype) {
-    case DType::kF8E8m0: return first(1, [](const uint8_t* p) { return *p == 255; });
-    case DType::kF8E4m3: return first(1, [](const uint8_t* p) { return (*p & 0x7F) == 0x7F; });
-    case DType::kBf16: return first(2, [](const uint8_t* p) { return (p[1] & 0x7F) == 0x7F && (p[0] & 0x80); });
-    case DType::kF32: return first(4, [](const uint8_t* p) { return (p[3] & 0x7F) == 0x7F && (p[2] & 0x80); });
-    default: return -1;  // packed E2M1: every code is a number
+    case DType::kF8E8m0:
+      return first(1, [](const uint8_t* p) { return *p == 255; });
+    case DType::kF8E4m3:
+      return first(1, [](const uint8_t* p) { return (*p & 0x7F) == 0x7F; });
+    case DType::kBf16:
+      return first(2, [](const uint8_t* p) { return (p[1] & 0x7F) == 0x7F && (p[0] & 0x80); });
+    case DType::kF32:
+      return first(4, [](const uint8_t* p) { return (p[3] & 0x7F) == 0x7F && (p[2] & 0x80); });
+    default:
+      return -1;  // packed E2M1: every code is a number
   }
 }
 
@@ -70,9 +75,9 @@ Status WeightBinder::fp8_parts(const std::string& prefix, int64_t rows, int64_t 
   const int64_t part_rows = rows / parts;
   DI_CHECK(parts == 1 || part_rows % 32 == 0, "{} rows in {} parts", rows, parts);
   for (int64_t part = 0; part < parts; ++part) {
-    out.push_back(ops::pack_weight(stream_, {ops::WeightFormat::kF8Tile32, part_rows, cols,
-                                             weight->data + part * part_rows * cols,
-                                             scale->data + part * (part_rows / 32) * (cols / 32)}));
+    out.push_back(ops::pack_weight(
+        stream_, {ops::WeightFormat::kF8Tile32, part_rows, cols, weight->data + part * part_rows * cols,
+                  scale->data + part * (part_rows / 32) * (cols / 32)}));
   }
   count(*weight);
   count(*scale);

@@ -1,4 +1,5 @@
-// WeightBinder: one tensor at a time from the checkpoint into packed or widened form, with the checks that belong to it.
+// WeightBinder: one tensor at a time from the checkpoint into packed or widened form, with the checks that belong to
+// it.
 #pragma once
 
 #include <initializer_list>
@@ -25,11 +26,12 @@ class WeightBinder {
   Status f32(const std::string& name, int64_t rows, int64_t cols, ops::PackedWeight& out);
   // A BF16 or F32 tensor of this shape as floats.
   Status floats(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out);
-  // A tensor that stays in the file: only type and shape are checked.
+  // A tensor that stays in the file, its values checked.
+  Status find(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const StoredTensor*& out);
+  // A tensor too large to read whole: only type and shape are checked. Who reads a row of it checks its values.
   Status mapped(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const StoredTensor*& out);
 
  private:
-  Status find(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const StoredTensor*& out);
   void count(const StoredTensor& tensor);
 
   Stream& stream_;

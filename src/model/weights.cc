@@ -67,8 +67,7 @@ class LayerBinder {
     const StoredTensor* scales = nullptr;
     DI_RETURN_IF_ERROR(binder_.mapped(p + "embed.weight", DType::kF8E4m3, {num_rows, e.head_dim}, rows));
     DI_RETURN_IF_ERROR(binder_.mapped(p + "embed.scale", DType::kF8E8m0, {num_rows, e.head_dim / 32}, scales));
-    DI_RETURN_IF_ERROR(
-        binder_.fp8(p + "wkv", (c.hc_mult + 1) * c.hidden_size, e.num_columns() * e.head_dim, out.wkv));
+    DI_RETURN_IF_ERROR(binder_.fp8(p + "wkv", (c.hc_mult + 1) * c.hidden_size, e.num_columns() * e.head_dim, out.wkv));
     std::vector<float> key;
     DI_RETURN_IF_ERROR(binder_.floats(p + "q_weight", {c.hc_mult, c.hidden_size}, out.query_key));
     DI_RETURN_IF_ERROR(binder_.floats(p + "k_weight", {c.hc_mult, c.hidden_size}, key));
@@ -122,7 +121,7 @@ Result<ModelWeights> load_weights(Stream& stream, const Checkpoint& checkpoint, 
   WeightBinder binder(stream, checkpoint, bytes_to_load(checkpoint), progress);
   ModelWeights weights;
   const StoredTensor* embed = nullptr;
-  DI_RETURN_IF_ERROR(binder.mapped("embed.weight", DType::kBf16, {config.vocab_size, config.hidden_size}, embed));
+  DI_RETURN_IF_ERROR(binder.find("embed.weight", DType::kBf16, {config.vocab_size, config.hidden_size}, embed));
   weights.embed = embed->data;
   DI_RETURN_IF_ERROR(binder.floats("norm.weight", {config.hidden_size}, weights.norm));
   weights.layers.resize(plan.layers.size());

@@ -48,8 +48,8 @@ struct AttentionWeights {
   ops::PackedWeight wq_b;  // [num_heads * head_dim, q_lora_rank]
   ops::PackedWeight wkv;   // [head_dim, hidden]
   std::vector<float> kv_norm;
-  std::vector<ops::PackedWeight> wo_a;  // o_groups of [o_lora_rank, num_heads * head_dim / o_groups]
-  ops::PackedWeight wo_b;               // [hidden, o_groups * o_lora_rank]
+  std::vector<ops::PackedWeight> wo_a;          // o_groups of [o_lora_rank, num_heads * head_dim / o_groups]
+  ops::PackedWeight wo_b;                       // [hidden, o_groups * o_lora_rank]
   std::optional<CompressorWeights> compressor;  // KV sources
   std::optional<IndexerWeights> indexer;        // index sources
 };
@@ -69,8 +69,8 @@ struct MoeWeights {
 };
 
 struct EngramWeights {
-  ops::PackedWeight wkv;             // [(h + 1) * hidden, num_columns * head_dim]
-  std::vector<float> query_key;      // [h, hidden]: q_weight * k_weight
+  ops::PackedWeight wkv;         // [(h + 1) * hidden, num_columns * head_dim]
+  std::vector<float> query_key;  // [h, hidden]: q_weight * k_weight
   std::unique_ptr<EngramTable> table;
 };
 
@@ -92,7 +92,8 @@ struct ModelWeights {
 // Called while loading with the bytes done so far and their total.
 using LoadProgress = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
-// Every tensor the config calls for must be there with the right type and shape and hold only finite values.
+// Every tensor the config calls for must be there with the right type and shape and hold only finite values; rows of
+// the Engram tables are looked at when they are read.
 Result<ModelWeights> load_weights(Stream& stream, const Checkpoint& checkpoint, const ModelConfig& config,
                                   const LayerPlan& plan, int64_t engram_cache_rows, const LoadProgress& progress);
 

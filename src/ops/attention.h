@@ -29,7 +29,7 @@ struct AttentionArgs {
   std::span<const AttentionQuery> queries;  // [num_queries]
   const float* sink = nullptr;              // [num_heads]
   int64_t num_heads = 0;
-  bool round_to_bf16 = false;               // weights of the sum and the result, as the model does
+  bool round_to_bf16 = false;  // weights of the sum and the result, as the model does
 };
 void attention(Stream& stream, const AttentionArgs& args);
 

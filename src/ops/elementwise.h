@@ -46,19 +46,19 @@ void fake_quant(Stream& stream, const FakeQuantArgs& args);
 
 // cosine and sine of fp32(position) * frequency, the product rounded to fp32 as the model defines it.
 struct RopeAnglesArgs {
-  MatrixView<float> cosine;             // [num_rows, num_pairs]
-  MatrixView<float> sine;               // [num_rows, num_pairs]
-  std::span<const int64_t> positions;   // [num_rows]
-  std::span<const float> frequencies;   // [num_pairs]
+  MatrixView<float> cosine;            // [num_rows, num_pairs]
+  MatrixView<float> sine;              // [num_rows, num_pairs]
+  std::span<const int64_t> positions;  // [num_rows]
+  std::span<const float> frequencies;  // [num_pairs]
 };
 void rope_angles(Stream& stream, const RopeAnglesArgs& args);
 
 // Rotates the last 2 * num_pairs channels of each head, adjacent channels forming a pair. `out` may be `in`.
 struct RopeArgs {
-  MatrixView<float> data;               // [num_rows, num_heads * head_dim], in place
+  MatrixView<float> data;  // [num_rows, num_heads * head_dim], in place
   int64_t num_heads = 1;
-  MatrixView<const float> cosine;       // [num_rows, num_pairs]
-  MatrixView<const float> sine;         // [num_rows, num_pairs]
+  MatrixView<const float> cosine;  // [num_rows, num_pairs]
+  MatrixView<const float> sine;    // [num_rows, num_pairs]
   bool inverse = false;
   bool round_to_bf16 = false;
 };
@@ -66,10 +66,10 @@ void rope(Stream& stream, const RopeArgs& args);
 
 // out = silu(min(gate, limit)) * clamp(up, -limit, limit) * row_weight. `out` may be `gate`.
 struct SwigluArgs {
-  MatrixView<float> out;             // [num_rows, width]
-  MatrixView<const float> gate;      // [num_rows, width]
-  MatrixView<const float> up;        // [num_rows, width]
-  const float* row_weight = nullptr; // [num_rows], or null for 1
+  MatrixView<float> out;              // [num_rows, width]
+  MatrixView<const float> gate;       // [num_rows, width]
+  MatrixView<const float> up;         // [num_rows, width]
+  const float* row_weight = nullptr;  // [num_rows], or null for 1
   float limit = 0;
   bool round_to_bf16 = false;
 };

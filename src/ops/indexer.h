@@ -1,7 +1,7 @@
 // Indexer: which compressed rows a query attends to.
 //   score(g) = sum_h relu(q_h . k_g) * weight_h
-// Selection keeps the best `top_k` rows, the lower row winning a tie, listed in ascending order. A candidate source also
-// keeps the best blocks of rows; later layers select among the rows of those blocks only.
+// Selection keeps the best `top_k` rows, the lower row winning a tie, listed in ascending order. A candidate source
+// also keeps the best blocks of rows; later layers select among the rows of those blocks only.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ struct IndexSelectArgs {
   int64_t num_heads = 0;
   int64_t top_k = 0;
 
-  // Candidates: blocks of `candidate_block` rows. block_score = best score in the block over visible rows, and the block
-  // of the newest visible row is always kept. candidate_block == 0: no candidates.
+  // Candidates: blocks of `candidate_block` rows. block_score = best score in the block over visible rows, and the
+  // block of the newest visible row is always kept. candidate_block == 0: no candidates.
   int64_t candidate_block = 0;
-  bool build_candidates = false;           // false with candidate_block > 0: restrict to the given blocks
-  MatrixView<int32_t> candidates;          // [num_queries, max blocks], ascending block numbers
-  std::span<int32_t> num_candidates;       // [num_queries]
+  bool build_candidates = false;      // false with candidate_block > 0: restrict to the given blocks
+  MatrixView<int32_t> candidates;     // [num_queries, max blocks], ascending block numbers
+  std::span<int32_t> num_candidates;  // [num_queries]
 };
 void index_select(Stream& stream, const IndexSelectArgs& args);
 

@@ -7,7 +7,8 @@
 //   total = 0; for each group of 32 columns: g = 0; for k ascending in the group: g = fma(value(W[o,k]), x[t,k], g);
 //   total = fma(g, scale(o, group), total)
 // where value() is the unscaled number and scale() its power-of-two scale (1 for BF16 and F32). Every fp32 kernel gives
-// exactly these bits. Kernels that multiply BF16 pairs (`input_is_bf16` only) have an order of their own, equally fixed.
+// exactly these bits. Kernels that multiply BF16 pairs (`input_is_bf16` only) have an order of their own, equally
+// fixed.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +42,7 @@ struct PackedWeight {
   WeightFormat format = WeightFormat::kBf16;
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t bytes = 0;              // of `data`
+  int64_t bytes = 0;                // of `data`
   std::shared_ptr<std::byte> data;  // 64-byte aligned, in the backend's layout
 };
 

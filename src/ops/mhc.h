@@ -18,14 +18,14 @@ inline constexpr int64_t kMaxStreams = 8;
 //   mix     = softmax over columns of (m[2h + h*i + j] * scale[2] + base[..]) + eps, then columns divided by their sum
 //             + eps, then (iterations - 1) times rows and columns likewise (Sinkhorn)
 struct MhcCoefficientsArgs {
-  MatrixView<float> pre;                // [num_tokens, h]
-  MatrixView<float> post;               // [num_tokens, h]
-  MatrixView<float> mix;                // [num_tokens, h * h], mix[i * h + j]: from stream i to stream j
-  MatrixView<const float> projection;   // [num_tokens, h * (h + 2)], before scaling
-  MatrixView<const float> streams;      // [num_tokens, h * hidden]
-  const float* scale = nullptr;         // [3]
-  const float* base = nullptr;          // [h * (h + 2)]
-  int64_t num_streams = 0;              // h
+  MatrixView<float> pre;               // [num_tokens, h]
+  MatrixView<float> post;              // [num_tokens, h]
+  MatrixView<float> mix;               // [num_tokens, h * h], mix[i * h + j]: from stream i to stream j
+  MatrixView<const float> projection;  // [num_tokens, h * (h + 2)], before scaling
+  MatrixView<const float> streams;     // [num_tokens, h * hidden]
+  const float* scale = nullptr;        // [3]
+  const float* base = nullptr;         // [h * (h + 2)]
+  int64_t num_streams = 0;             // h
   int iterations = 0;
   float eps = 0;
   float norm_eps = 0;
@@ -45,8 +45,8 @@ void mhc_collapse(Stream& stream, const MhcCollapseArgs& args);
 
 // streams[j] <- post[j] * y + sum_i mix[i][j] * streams[i], in place.
 struct MhcUpdateArgs {
-  MatrixView<float> streams;   // [num_tokens, h * hidden]
-  MatrixView<const float> y;   // [num_tokens, hidden]
+  MatrixView<float> streams;  // [num_tokens, h * hidden]
+  MatrixView<const float> y;  // [num_tokens, hidden]
   MatrixView<const float> post;
   MatrixView<const float> mix;
   bool round_to_bf16 = false;

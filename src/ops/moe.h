@@ -8,13 +8,14 @@
 
 namespace deepinfer::ops {
 
-// score_e = sqrt(softplus(logit_e / temperature)); the top_k experts by score + bias, ties to the lower expert; weights are
-// the scores of the chosen ones (over their sum + 1e-20 if `normalise`) times `scaling`, experts in ascending order.
+// score_e = sqrt(softplus(logit_e / temperature)); the top_k experts by score + bias, ties to the lower expert; weights
+// are the scores of the chosen ones (over their sum + 1e-20 if `normalise`) times `scaling`, experts in ascending
+// order.
 struct RouteArgs {
-  MatrixView<int32_t> experts;       // [num_tokens, top_k]
-  MatrixView<float> weights;         // [num_tokens, top_k]
-  MatrixView<const float> logits;    // [num_tokens, num_experts]
-  const float* bias = nullptr;       // [num_experts]
+  MatrixView<int32_t> experts;     // [num_tokens, top_k]
+  MatrixView<float> weights;       // [num_tokens, top_k]
+  MatrixView<const float> logits;  // [num_tokens, num_experts]
+  const float* bias = nullptr;     // [num_experts]
   float temperature = 1;
   bool normalise = true;
   float scaling = 1;

@@ -1,5 +1,6 @@
-// OpTable: every op once, as a typed function pointer. A backend fills one table a kernel set; a null entry is an op that
-// the backend lacks. Callers use the functions in ops/*.h, which check shapes and then call through the stream's table.
+// OpTable: every op once, as a typed function pointer. A backend fills one table a kernel set; a null entry is an op
+// that the backend lacks. Callers use the functions in ops/*.h, which check shapes and then call through the stream's
+// table.
 #pragma once
 
 #include <span>

@@ -19,7 +19,8 @@ void check_same_shape(const MatrixView<A>& a, const MatrixView<B>& b, const char
 }  // namespace
 
 PackedWeight pack_weight(Stream& stream, const WeightSource& source) {
-  DI_CHECK(source.rows > 0 && source.cols > 0 && source.cols % 32 == 0, "pack_weight: [{}, {}]", source.rows, source.cols);
+  DI_CHECK(source.rows > 0 && source.cols > 0 && source.cols % 32 == 0, "pack_weight: [{}, {}]", source.rows,
+           source.cols);
   const bool scaled = source.format == WeightFormat::kF8Tile32 || source.format == WeightFormat::kMxfp4;
   DI_CHECK(source.data != nullptr && scaled == (source.scales != nullptr), "pack_weight: data or scales missing");
   return stream.ops().pack_weight(stream, source);
@@ -126,8 +127,9 @@ void compress(Stream& stream, const CompressArgs& args) {
 }
 
 void index_select(Stream& stream, const IndexSelectArgs& args) {
-  DI_CHECK(args.q.rows == static_cast<int64_t>(args.queries.size()) && args.num_selected.size() == args.queries.size() &&
-               args.selected.cols >= args.top_k && args.head_weights.cols == args.num_heads,
+  DI_CHECK(args.q.rows == static_cast<int64_t>(args.queries.size()) &&
+               args.num_selected.size() == args.queries.size() && args.selected.cols >= args.top_k &&
+               args.head_weights.cols == args.num_heads,
            "index_select: {} queries, {} rows", args.queries.size(), args.q.rows);
   DI_CHECK(args.candidate_block == 0 || args.candidates.rows == args.q.rows, "index_select: candidate lists");
   stream.ops().index_select(stream, args);

@@ -11,17 +11,20 @@ namespace {
 Result<std::vector<int32_t>> engram_token_map(const std::string& folder, const ModelConfig& config,
                                               const std::optional<Tokenizer>& tokenizer) {
   const int64_t num_classes = config.engram.compressed_vocab_size;
-  if (std::filesystem::exists(folder + "/token_map.json")) return read_token_map(folder, config.vocab_size, num_classes);
+  if (std::filesystem::exists(folder + "/token_map.json"))
+    return read_token_map(folder, config.vocab_size, num_classes);
   if (!tokenizer) {
-    return not_found("{}: has neither tokenizer.json nor token_map.json, and the model's Engram tables need one of them; "
-                     "copy tokenizer.json from the released checkpoint",
-                     folder);
+    return not_found(
+        "{}: has neither tokenizer.json nor token_map.json, and the model's Engram tables need one of them; "
+        "copy tokenizer.json from the released checkpoint",
+        folder);
   }
   DI_ASSIGN_OR_RETURN(const EngramTokenMap map, build_engram_token_map(*tokenizer));
   if (map.num_compressed_ids != num_classes || static_cast<int64_t>(map.compressed_ids.size()) != config.vocab_size) {
-    return invalid_input("{}/tokenizer.json gives {} compressed ids for {} tokens, but config.json has "
-                         "engram_compressed_vocab_size {} and vocab_size {}: the tokenizer is not this checkpoint's",
-                         folder, map.num_compressed_ids, map.compressed_ids.size(), num_classes, config.vocab_size);
+    return invalid_input(
+        "{}/tokenizer.json gives {} compressed ids for {} tokens, but config.json has "
+        "engram_compressed_vocab_size {} and vocab_size {}: the tokenizer is not this checkpoint's",
+        folder, map.num_compressed_ids, map.compressed_ids.size(), num_classes, config.vocab_size);
   }
   return std::vector<int32_t>(map.compressed_ids.begin(), map.compressed_ids.end());
 }
@@ -37,9 +40,10 @@ Result<LoadedModel> load_model(Device& device, const std::string& folder, const 
     DI_ASSIGN_OR_RETURN(loaded.tokenizer, Tokenizer::load(folder + "/tokenizer.json"));
     // Fewer would leave ids that the model can choose and nothing can spell.
     if (loaded.tokenizer->vocab_size() != config.vocab_size) {
-      return invalid_input("{}/tokenizer.json has {} tokens, but vocab_size of config.json is {}: the tokenizer is not "
-                           "this checkpoint's",
-                           folder, loaded.tokenizer->vocab_size(), config.vocab_size);
+      return invalid_input(
+          "{}/tokenizer.json has {} tokens, but vocab_size of config.json is {}: the tokenizer is not "
+          "this checkpoint's",
+          folder, loaded.tokenizer->vocab_size(), config.vocab_size);
     }
   }
   std::vector<int32_t> token_map;

@@ -21,8 +21,8 @@ struct LoadedModel {
   std::vector<int32_t> stop_tokens;  // end of sequence, from generation_config.json, else config.json
 };
 
-// Reads config.json, the tensors, tokenizer.json if there is one, token_map.json if there is one (else the Engram ids are
-// computed from the tokenizer), generation_config.json. The device must outlive the result.
+// Reads config.json, the tensors, tokenizer.json if there is one, token_map.json if there is one (else the Engram ids
+// are computed from the tokenizer), generation_config.json. The device must outlive the result.
 Result<LoadedModel> load_model(Device& device, const std::string& folder, const ModelOptions& options);
 
 }  // namespace deepinfer

@@ -35,7 +35,8 @@ Status Session::check(std::span<const int32_t> tokens) const {
 Result<std::span<const float>> Session::process(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
   DI_RETURN_IF_ERROR(check(tokens));
   // The last token has to run to give logits, so a session that already holds all of them starts over.
-  const bool continues = processed_.size() < tokens.size() && std::equal(processed_.begin(), processed_.end(), tokens.begin());
+  const bool continues =
+      processed_.size() < tokens.size() && std::equal(processed_.begin(), processed_.end(), tokens.begin());
   if (!continues) {
     state_ = model_.make_sequence();
     processed_.clear();
@@ -58,7 +59,8 @@ Result<GenerationResult> Session::generate(std::span<const int32_t> prompt, cons
   result.num_prompt_tokens = static_cast<int64_t>(prompt.size());
   const bool continues = std::equal(processed_.begin(), processed_.end(), prompt.begin(),
                                     prompt.begin() + std::min(processed_.size(), prompt.size()));
-  result.num_cached_tokens = continues && processed_.size() < prompt.size() ? static_cast<int64_t>(processed_.size()) : 0;
+  result.num_cached_tokens =
+      continues && processed_.size() < prompt.size() ? static_cast<int64_t>(processed_.size()) : 0;
 
   auto start = std::chrono::steady_clock::now();
   std::vector<int32_t> tokens(prompt.begin(), prompt.end());

@@ -17,8 +17,8 @@ enum class FinishReason { kStop, kLength, kCancelled };
 
 struct GenerationOptions {
   SamplingParams sampling;
-  int64_t max_tokens = 256;              // at least 1
-  std::vector<int32_t> stop_tokens;      // end the answer and are not part of it
+  int64_t max_tokens = 256;                   // at least 1
+  std::vector<int32_t> stop_tokens;           // end the answer and are not part of it
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps
 };
 
@@ -28,7 +28,7 @@ struct GenerationResult {
   int64_t num_prompt_tokens = 0;
   int64_t num_cached_tokens = 0;  // of the prompt, already processed by the turn before
   double prompt_seconds = 0;
-  double decode_seconds = 0;      // from the first token to the last
+  double decode_seconds = 0;  // from the first token to the last
 };
 
 class Session {

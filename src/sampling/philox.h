@@ -23,7 +23,8 @@ inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> coun
 // A number in (0, 1), a function of (seed, position, id) alone: 32 random bits, centred in their interval.
 inline double uniform_at(uint64_t seed, int64_t position, int32_t id) {
   const auto p = static_cast<uint64_t>(position);
-  const auto words = philox(seed, {static_cast<uint32_t>(id) / 4, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
+  const auto words =
+      philox(seed, {static_cast<uint32_t>(id) / 4, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
   return (words[static_cast<uint32_t>(id) % 4] + 0.5) * 0x1p-32;
 }
 

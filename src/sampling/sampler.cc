@@ -71,7 +71,8 @@ int32_t Sampler::sample(std::span<const float> logits, int64_t position, const S
     std::sort(ids_.begin(), ids_.end(), better);
     keep_top_p(ids_, logits, temperature, params.top_p);
   }
-  // The best token is always among them. Tokens that even the largest noise cannot lift over the best so far are skipped.
+  // The best token is always among them. Tokens that even the largest noise cannot lift over the best so far are
+  // skipped.
   int32_t winner = best;
   double score = logits[best] / temperature + gumbel_at(params.seed, position, best);
   for (const int32_t id : ids_) {

@@ -1,8 +1,8 @@
 // Sampler: from logits to one token.
 //
-// The noise is a function of (seed, position, token id) alone, so the choice does not depend on the batch, on the step's
-// shape or on speculation. Order of the filters, as users of vLLM know it: temperature, min-p, top-k, top-p; then
-// Gumbel-max among what is left. Ties go to the lowest id.
+// The noise is a function of (seed, position, token id) alone, so the choice does not depend on the batch, on the
+// step's shape or on speculation. Order of the filters, as users of vLLM know it: temperature, min-p, top-k, top-p;
+// then Gumbel-max among what is left. Ties go to the lowest id.
 #pragma once
 
 #include <cstdint>

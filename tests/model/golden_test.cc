@@ -19,7 +19,7 @@ using Row = std::vector<float>;
 struct GoldenPrompt {
   std::vector<int32_t> prompt;
   std::vector<int32_t> greedy;
-  std::vector<std::vector<double>> exact;     // after the prompt, then after each greedy token
+  std::vector<std::vector<double>> exact;  // after the prompt, then after each greedy token
   std::vector<std::vector<double>> official;
   std::vector<int32_t> all() const {
     std::vector<int32_t> tokens = prompt;
@@ -50,7 +50,8 @@ class GoldenModel {
     if (config.engram.enabled()) {
       map = read_token_map(folder_of(name), config.vocab_size, config.engram.compressed_vocab_size).value();
     }
-    auto loaded = Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
+    auto loaded =
+        Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
     EXPECT_TRUE(loaded.ok()) << loaded.status().message();
     model_ = std::move(loaded).value();
   }
@@ -102,7 +103,8 @@ struct Errors {
 void expect_same_argmax(const Row& row, const std::vector<double>& golden, double share) {
   std::vector<size_t> order(golden.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::partial_sort(order.begin(), order.begin() + 2, order.end(), [&](size_t a, size_t b) { return golden[a] > golden[b]; });
+  std::partial_sort(order.begin(), order.begin() + 2, order.end(),
+                    [&](size_t a, size_t b) { return golden[a] > golden[b]; });
   double scale = 0;
   for (const double value : golden) scale = std::max(scale, std::fabs(value));
   if (golden[order[0]] - golden[order[1]] <= share * scale) return;

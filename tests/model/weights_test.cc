@@ -97,6 +97,7 @@ TEST(Weights, with_a_value_that_is_no_number_are_refused_by_file_and_tensor) {
       {"layers.5.attn.kv_norm.weight", 0, kNanBf16, "value 0"},
       {"norm.weight", 2 * 127, kInfiniteBf16, "value 127"},
       {"head.weight", 2 * 999, kNanBf16, "value 999"},
+      {"embed.weight", 2 * 4321, kNanBf16, "value 4321"},
       {"layers.7.hc_ffn_fn", 4 * 77, kInfiniteF32, "value 77"},
       {"layers.7.hc_attn_scale", 8, kInfiniteF32, "value 2"},
       {"layers.6.ffn.gate.bias", 4, kInfiniteF32, "value 1"},

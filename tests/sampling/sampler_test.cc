@@ -86,7 +86,8 @@ TEST(Sampler, SampledFrequenciesFollowTheSoftmax) {
   for (int i = 0; i < 4; ++i) total += expected[i] = std::exp(logits[i] / temperature);
   std::vector<int> counts(4);
   constexpr int kDraws = 40000;
-  for (int position = 0; position < kDraws; ++position) ++counts[sampler.sample(logits, position, {.temperature = temperature})];
+  for (int position = 0; position < kDraws; ++position)
+    ++counts[sampler.sample(logits, position, {.temperature = temperature})];
   for (int i = 0; i < 4; ++i) {
     const double p = expected[i] / total;
     EXPECT_NEAR(counts[i] / double{kDraws}, p, 5 * std::sqrt(p * (1 - p) / kDraws)) << i;

@@ -39,6 +39,7 @@ build() {
   shift 2
   mkdir -p "$folder"
   log=$folder/build.log
+  [[ -f $folder/build.ninja ]] || say "building for the first time, which takes some minutes"
   if [[ ! -f $folder/build.ninja ]] && ! cmake -S "$deepinfer_root" -B "$folder" -G Ninja "$@" >"$log" 2>&1; then
     tail -n 30 "$log" >&2
     say "the configuration failed; the whole log is in $log"

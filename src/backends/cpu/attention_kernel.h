@@ -1,7 +1,7 @@
 // Kernel of ops/attention.h. Included by vector_ops_*.cc, once a processor level.
 //
-// A task is one query and a group of its heads. Keys go by in blocks of 64, widened to fp32 once a task; all heads of the
-// group use them while they are in cache.
+// A task is one query and a group of its heads. Keys go by in blocks of 64, widened to fp32 once a task; all heads of
+// the group use them while they are in cache.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@ inline constexpr int64_t kKeysPerBlock = 64;
 inline constexpr int64_t kHeadsPerTask = 8;
 
 // scores[i][k] = q_i . key_k for 2 heads and 2 keys. Requires: dim % 16 == 0.
-inline void dot_2x2(const float* q0, const float* q1, const float* k0, const float* k1, int64_t dim, float* s0, float* s1) {
+inline void dot_2x2(const float* q0, const float* q1, const float* k0, const float* k1, int64_t dim, float* s0,
+                    float* s1) {
   Vf a00 = broadcast(0), a01 = a00, a10 = a00, a11 = a00;
   for (int64_t d = 0; d < dim; d += 16) {
     const Vf x0 = load(q0 + d), x1 = load(q1 + d), y0 = load(k0 + d), y1 = load(k1 + d);
@@ -32,8 +33,8 @@ inline void dot_2x2(const float* q0, const float* q1, const float* k0, const flo
 }
 
 // out_h[d] = out_h[d] * decay_h + sum_k weights_h[k] * keys[k][d], k ascending, for 2 heads.
-inline void accumulate_2(float* out0, float* out1, float decay0, float decay1, const float* weights0, const float* weights1,
-                         const float* const* keys, int64_t num_keys, int64_t dim) {
+inline void accumulate_2(float* out0, float* out1, float decay0, float decay1, const float* weights0,
+                         const float* weights1, const float* const* keys, int64_t num_keys, int64_t dim) {
   int64_t d = 0;
   const Vf f0 = broadcast(decay0), f1 = broadcast(decay1);
   for (; d + 32 <= dim; d += 32) {
@@ -89,7 +90,8 @@ inline float weigh_block(HeadState& head, float* weights, int64_t num_keys, floa
   return decay;
 }
 
-inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_head, int64_t num_heads, Scratch& scratch) {
+inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_head, int64_t num_heads,
+                   Scratch& scratch) {
   const int64_t dim = a.q.cols / a.num_heads;
   float* buffer = scratch.get<float>(kKeysPerBlock * dim + num_heads * kKeysPerBlock + num_heads * dim);
   float* weights = buffer + kKeysPerBlock * dim;
@@ -134,8 +136,8 @@ inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_hea
       const int64_t h = num_heads - 1;
       float* spare = a.out.row(query) + (first_head + h) * dim;
       std::memset(spare, 0, dim * sizeof(float));
-      accumulate_2(sums + h * dim, spare, decay[h], 0, weights + h * kKeysPerBlock, weights + h * kKeysPerBlock, keys, count,
-                   dim);
+      accumulate_2(sums + h * dim, spare, decay[h], 0, weights + h * kKeysPerBlock, weights + h * kKeysPerBlock, keys,
+                   count, dim);
     }
   }
   for (int64_t h = 0; h < num_heads; ++h) {

@@ -86,7 +86,8 @@ Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options) {
     const LinearKernels& linear = kKernelSets[set].linear();
     if (!linear.supported()) {
       if (options.kernels == linear.name) {
-        return unsupported("kernel set {} needs instructions that this processor lacks; use --kernels auto", linear.name);
+        return unsupported("kernel set {} needs instructions that this processor lacks; use --kernels auto",
+                           linear.name);
       }
       continue;
     }

@@ -24,11 +24,11 @@ class Scratch {
 
  private:
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{64}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   void reserve(int64_t bytes) {
     if (bytes <= bytes_) return;
-    data_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64})));
+    data_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
     bytes_ = bytes;
   }
   std::unique_ptr<std::byte, Free> data_;

@@ -11,7 +11,9 @@
 namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE {
 
 // Rows a task when each row is cheap: enough work to be worth waking a thread for.
-inline int64_t rows_per_task(int64_t values_a_row) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, values_a_row)); }
+inline int64_t rows_per_task(int64_t values_a_row) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, values_a_row));
+}
 
 // Sum of x[i]^2 in the fixed order: four running sums over blocks of 16, then a tree. Requires: n % 16 == 0.
 inline float sum_of_squares(const float* x, int64_t n) {
@@ -148,7 +150,8 @@ inline void rope_angles_kernel(Stream& stream, const ops::RopeAnglesArgs& a) {
     for (int64_t r = begin; r < end; ++r) {
       const float position = static_cast<float>(a.positions[r]);
       for (size_t j = 0; j < a.frequencies.size(); ++j) {
-        const float angle = position * a.frequencies[j];  // the model rounds the angle to fp32; then exact functions of it
+        const float angle =
+            position * a.frequencies[j];  // the model rounds the angle to fp32; then exact functions of it
         a.cosine.row(r)[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
         a.sine.row(r)[j] = static_cast<float>(std::sin(static_cast<double>(angle)));
       }

@@ -1,7 +1,8 @@
 // Kernel of ops/indexer.h. Included by vector_ops_*.cc, once a processor level.
 //
-// Scores: a lane is a head, so the dot product runs along the key in order and one tree adds the heads. Queries are taken
-// in groups whose scores fit the scratch; within a group, first all scores are computed, then every query selects.
+// Scores: a lane is a head, so the dot product runs along the key in order and one tree adds the heads. Queries are
+// taken in groups whose scores fit the scratch; within a group, first all scores are computed, then every query
+// selects.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +22,9 @@ inline uint32_t ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The count-th largest of keys[0, n), byte by byte from the top; num_greater tells how many keys are above it. Written out
-// rather than std::nth_element, whose shared instantiation would carry this file's instructions to other processors.
-// Requires: 1 <= count <= n.
+// The count-th largest of keys[0, n), byte by byte from the top; num_greater tells how many keys are above it. Written
+// out rather than std::nth_element, whose shared instantiation would carry this file's instructions to other
+// processors. Requires: 1 <= count <= n.
 inline uint32_t find_threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& num_greater) {
   uint32_t prefix = 0, mask = 0;
   num_greater = 0;
@@ -64,7 +65,8 @@ struct QueryLayout {
   int64_t floats() const { return (dim + 1) * padded_heads; }
 };
 
-inline void lay_out_query(const QueryLayout& layout, int64_t num_heads, const float* q, const float* weights, float* out) {
+inline void lay_out_query(const QueryLayout& layout, int64_t num_heads, const float* q, const float* weights,
+                          float* out) {
   std::memset(out, 0, layout.floats() * sizeof(float));
   for (int64_t h = 0; h < num_heads; ++h) {
     for (int64_t d = 0; d < layout.dim; ++d) out[d * layout.padded_heads + h] = q[h * layout.dim + d];
@@ -142,7 +144,8 @@ inline void index_select_kernel(Stream& stream, const ops::IndexSelectArgs& a) {
   for (int64_t first = 0; first < num_queries; first += group) {
     const int64_t count = std::min(group, num_queries - first);
     for_ranges(stream, count, 1, [&](int64_t i, int64_t, int) {
-      lay_out_query(layout, a.num_heads, a.q.row(first + i), a.head_weights.row(first + i), laid_out + i * layout.floats());
+      lay_out_query(layout, a.num_heads, a.q.row(first + i), a.head_weights.row(first + i),
+                    laid_out + i * layout.floats());
     });
     const int64_t chunks = (widest + kRowsPerScoreTask - 1) / kRowsPerScoreTask;
     for_ranges(stream, count * chunks, 1, [&](int64_t task, int64_t, int thread) {

@@ -1,8 +1,8 @@
 #define DEEPINFER_SIMD_AVX2
 #include "backends/cpu/vector_ops.h"
 
-#include "backends/cpu/elementwise_kernels.h"
 #include "backends/cpu/attention_kernel.h"
+#include "backends/cpu/elementwise_kernels.h"
 #include "backends/cpu/indexer_kernel.h"
 #include "backends/cpu/mhc_kernels.h"
 #include "backends/cpu/moe_kernels.h"
