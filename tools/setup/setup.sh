@@ -32,18 +32,20 @@ need_packages() {
   rm -f "$log"
 }
 
-# build FOLDER TARGET CMAKE_OPTION...: an incremental release build below build/. Quiet unless it fails; on a terminal one
-# line shows how far it is.
+# build TARGET with_tests|without_tests: an incremental release build in build/release. Without tests it needs no test
+# library; once configured with tests it stays so. Quiet unless it fails; on a terminal one line shows how far it is.
 build() {
-  local folder=$deepinfer_root/build/$1 target=$2 log
-  shift 2
+  local folder=$deepinfer_root/build/release target=$1 tests=OFF log
+  [[ $2 == with_tests ]] && tests=ON
   mkdir -p "$folder"
   log=$folder/build.log
   [[ -f $folder/build.ninja ]] || say "building for the first time, which takes some minutes"
-  if [[ ! -f $folder/build.ninja ]] && ! cmake -S "$deepinfer_root" -B "$folder" -G Ninja "$@" >"$log" 2>&1; then
-    tail -n 30 "$log" >&2
-    say "the configuration failed; the whole log is in $log"
-    return 1
+  if [[ ! -f $folder/build.ninja ]] || { [[ $tests == ON ]] && ! grep -q '^DEEPINFER_TESTS:BOOL=ON' "$folder/CMakeCache.txt"; }; then
+    if ! cmake -S "$deepinfer_root" -B "$folder" -G Ninja -DDEEPINFER_TESTS=$tests >"$log" 2>&1; then
+      tail -n 30 "$log" >&2
+      say "the configuration failed; the whole log is in $log"
+      return 1
+    fi
   fi
   if [[ -t 2 ]]; then
     NINJA_STATUS='[%f/%t] ' ninja -C "$folder" "$target" 2>&1 | tee "$log" | \
