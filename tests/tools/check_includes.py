@@ -25,6 +25,11 @@ def violations(root):
     for folder, names in allowed.items():
         for name in sorted(names - allowed.keys()):
             yield f"src/dependencies.txt: {folder} names the unknown folder {name}"
+    for path in sorted((root / "include").rglob("*.h")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if match and not (root / "include" / match[1]).is_file():
+                yield f"{path.relative_to(root)}:{number}: a public header includes \"{match[1]}\""
     for path in sorted(p for p in source.rglob("*") if p.suffix in {".h", ".cc", ".cu", ".cuh", ".inc"}):
         relative = path.relative_to(source).as_posix()
         folder = folder_of(relative, allowed)
@@ -33,7 +38,7 @@ def violations(root):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
-            if not match:
+            if not match or (match[1].startswith("deepinfer/") and (root / "include" / match[1]).is_file()):
                 continue
             target = folder_of(match[1], allowed)
             where = f"src/{relative}:{number}: includes \"{match[1]}\""
