@@ -121,10 +121,12 @@ class OneTokenStep {
   static constexpr int64_t kLength = 2048;
 
   OneTokenStep(Stream& stream, const ModelConfig& config)
-      : config_(config), plan_(LayerPlan::make(config)), state_(config, Numerics::kOfficial, 0), random_(1) {
+      : config_(config), plan_(LayerPlan::make(config)), state_(SequenceState::with_own_blocks(
+            std::make_shared<const KvLayout>(KvLayout::make(config, Numerics::kOfficial)), 0)),
+        random_(1) {
     state_.begin_step(kLength + 1, {});
-    fill(stream, state_.window(1).table(), kLength - config.sliding_window, kLength);
-    fill(stream, state_.compressed(0).table(), 0, kLength / 2);
+    fill(stream, state_.window(1), kLength - config.sliding_window, kLength);
+    fill(stream, state_.compressed(0), 0, kLength / 2);
     state_.end_step(kLength);
     state_.begin_step(1, {});
     step_ = {&state_, token_};

@@ -12,7 +12,7 @@ void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, M
   ops::rope(c.stream, {kv, 1, angles.cosine, angles.sine, false, c.rounding.round_to_bf16});
   if (c.rounding.quantise_caches) ops::fake_quant(c.stream, {ops::FakeQuant::kE4m3Group32, kv, kv});
   w.row_tables.clear();
-  for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->window(layer).table());
+  for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->window(layer));
   ops::write_rows(c.stream, {kv, w.row_tables, c.layout.positions});
 }
 
@@ -20,13 +20,17 @@ void attend(ForwardContext& c, int layer, const AttentionWeights& weights, Matri
             MatrixView<float> out) {
   Workspace& w = c.work;
   const LayerRole& role = c.plan.layers[layer];
+  const bool decoder = c.plan.first_decoder_layer >= 0 && layer > c.plan.first_decoder_layer;
   w.attention_queries.clear();
   for (int64_t t = 0; t < c.num_tokens(); ++t) {
     const SequenceState& state = *c.layout.states[t];
     const int64_t end = c.layout.positions[t] + 1;
-    ops::AttentionQuery query{&state.window(layer).table(), std::max<int64_t>(0, end - c.config.sliding_window), end};
+    int64_t begin = std::max<int64_t>(0, end - c.config.sliding_window);
+    // With bounded replay the decoder has no rows before its first token; its first layer has them all.
+    if (decoder && c.layout.decoder_begin[t] < end) begin = std::max(begin, c.layout.decoder_begin[t]);
+    ops::AttentionQuery query{&state.window(layer), begin, end};
     if (role.compress_ratio > 0) {
-      query.compressed = &state.compressed(role.kv_source).table();
+      query.compressed = &state.compressed(role.kv_source);
       query.selected = c.selection.rows.row(t);
       query.num_selected = c.selection.num_rows[t];
     }
@@ -57,28 +61,34 @@ void project_output(ForwardContext& c, const AttentionWeights& weights, MatrixVi
 }  // namespace
 
 void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weights, MatrixView<const float> u,
-                     MatrixView<float> y) {
+                     MatrixView<float> y, AttentionPart part) {
   Workspace& w = c.work;
   const ModelConfig& config = c.config;
   const LayerRole& role = c.plan.layers[layer];
   const RopeAngles& angles = c.angles[static_cast<int>(role.rope)];
   const bool round = c.rounding.round_to_bf16;
+  const bool rows = part != AttentionPart::kQueries;
+  const bool queries = part != AttentionPart::kRows;
 
   // Everything that reads u, in one call.
   const MatrixView<const float> u_in = c.linear_input(u, w.u_quantised);
   const MatrixView<float> q_latent = w.q_latent.matrix(c.num_tokens(), config.q_lora_rank);
   const MatrixView<float> kv = w.kv.matrix(c.num_tokens(), config.head_dim);
   w.tasks.clear();
-  w.tasks.push_back(c.linear_task(q_latent, u_in, weights.wq_a));
-  w.tasks.push_back(c.linear_task(kv, u_in, weights.wkv));
-  if (weights.compressor) add_compressor_tasks(c, *weights.compressor, role.compress_ratio, u);
-  if (weights.indexer) add_index_weight_task(c, *weights.indexer, u);
+  if (queries) w.tasks.push_back(c.linear_task(q_latent, u_in, weights.wq_a));
+  if (rows) w.tasks.push_back(c.linear_task(kv, u_in, weights.wkv));
+  if (rows && weights.compressor) add_compressor_tasks(c, *weights.compressor, role.compress_ratio, u);
+  if (queries && weights.indexer) add_index_weight_task(c, *weights.indexer, u);
   ops::linear(c.stream, w.tasks);
-  ops::rms_norm(c.stream, {q_latent, q_latent, weights.q_norm.data(), config.rms_norm_eps, round});
-  ops::rms_norm(c.stream, {kv, kv, weights.kv_norm.data(), config.rms_norm_eps, round});
-  write_window_rows(c, layer, angles, kv);
+  if (rows) {
+    ops::rms_norm(c.stream, {kv, kv, weights.kv_norm.data(), config.rms_norm_eps, round});
+    write_window_rows(c, layer, angles, kv);
+    if (weights.compressor) write_compressed_rows(c, layer, *weights.compressor);
+  }
+  if (!queries) return;
 
   // Everything that reads the query latent.
+  ops::rms_norm(c.stream, {q_latent, q_latent, weights.q_norm.data(), config.rms_norm_eps, round});
   const MatrixView<const float> q_in = c.linear_input(q_latent, w.q_latent_quantised);
   const MatrixView<float> q = w.q.matrix(c.num_tokens(), config.num_attention_heads * config.head_dim);
   w.tasks.clear();
@@ -86,8 +96,6 @@ void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weigh
   if (weights.indexer) add_index_query_task(c, *weights.indexer, q_in);
   ops::linear(c.stream, w.tasks);
   ops::rope(c.stream, {q, config.num_attention_heads, angles.cosine, angles.sine, false, round});
-
-  if (weights.compressor) write_compressed_rows(c, layer, *weights.compressor);
   if (weights.indexer) select_rows(c, layer, angles);
 
   const MatrixView<float> attended = w.attended.matrix(c.num_tokens(), q.cols);

@@ -22,7 +22,7 @@ namespace {
 void pool_groups(ForwardContext& c, int layer, int ratio, MatrixView<float> latent) {
   Workspace& w = c.work;
   w.row_tables.clear();
-  for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->open_group(layer).table());
+  for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->open_group(layer));
   ops::write_rows(c.stream,
                   {w.compressor_rows.matrix(c.num_tokens(), 2 * c.config.head_dim), w.row_tables, c.layout.positions});
   w.row_tables.clear();
@@ -30,7 +30,7 @@ void pool_groups(ForwardContext& c, int layer, int ratio, MatrixView<float> late
   for (int64_t t = 0; t < c.num_tokens(); ++t) {
     const int64_t position = c.layout.positions[t];
     if ((position + 1) % ratio != 0) continue;
-    w.row_tables.push_back(&c.layout.states[t]->open_group(layer).table());
+    w.row_tables.push_back(&c.layout.states[t]->open_group(layer));
     w.row_numbers.push_back(position + 1 - ratio);
   }
   ops::compress(c.stream, {latent, w.row_tables, w.row_numbers, ratio, c.rounding.round_to_bf16});
@@ -84,9 +84,9 @@ void write_compressed_rows(ForwardContext& c, int layer, const CompressorWeights
   ops::linear(c.stream, {&task, 1});
   ops::rms_norm(c.stream, {key, key, weights.index_k_norm.data(), eps, round});
   write(key, ops::FakeQuant::kE2m1Group32,
-        [&](const SequenceState& s) -> const ops::RowTable& { return s.index_keys(layer).table(); });
+        [&](const SequenceState& s) -> const ops::RowTable& { return s.index_keys(layer); });
   write(latent, ops::FakeQuant::kE2m1Group16,
-        [&](const SequenceState& s) -> const ops::RowTable& { return s.compressed(layer).table(); });
+        [&](const SequenceState& s) -> const ops::RowTable& { return s.compressed(layer); });
 }
 
 }  // namespace deepinfer

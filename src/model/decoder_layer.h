@@ -11,4 +11,10 @@ namespace deepinfer {
 void decoder_layer(ForwardContext& context, int layer, const LayerWeights& weights, MatrixView<float> streams,
                    MatrixView<float> pre);
 
+// The same for the first layer of the decoder when some tokens skip the rest: all tokens write the layer's rows, then
+// only those of `kept` go on. rows: their numbers among `all`'s; kept_streams and kept_pre are filled from them.
+void decoder_layer_keeping(ForwardContext& all, ForwardContext& kept, std::span<const int32_t> rows, int layer,
+                           const LayerWeights& weights, MatrixView<float> streams, MatrixView<float> pre,
+                           MatrixView<float> kept_streams, MatrixView<float> kept_pre);
+
 }  // namespace deepinfer

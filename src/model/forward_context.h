@@ -38,13 +38,14 @@ struct Workspace {
   MatrixBuffer<float> router_logits, route_weights, expert_in, gate, up, activated, expert_out, shared_out;
   MatrixBuffer<float> engram_rows, engram_quantised, engram_key_value;
   MatrixBuffer<float> last_streams, last_pre, last_hidden;
+  MatrixBuffer<float> kept_streams, kept_pre, kept_u, kept_cosine[2], kept_sine[2];
   MatrixBuffer<int32_t> routed_experts, expert_rows, selected, num_selected, candidates, num_candidates;
   std::vector<ops::LinearTask> tasks;
   std::vector<ops::AttentionQuery> attention_queries;
   std::vector<ops::IndexQuery> index_queries;
   std::vector<const ops::RowTable*> row_tables;
   std::vector<int64_t> row_numbers, row_positions;
-  std::vector<int32_t> gather_list, expert_begin;
+  std::vector<int32_t> gather_list, expert_begin, kept_rows;
   std::vector<float> row_weights;
 };
 

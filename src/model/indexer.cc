@@ -25,7 +25,7 @@ void select_rows(ForwardContext& c, int layer, const RopeAngles& angles) {
   w.index_queries.clear();
   for (int64_t t = 0; t < n; ++t) {
     w.index_queries.push_back(
-        {&c.layout.states[t]->index_keys(role.kv_source).table(), (c.layout.positions[t] + 1) / role.compress_ratio});
+        {&c.layout.states[t]->index_keys(role.kv_source), (c.layout.positions[t] + 1) / role.compress_ratio});
   }
   const auto list = [n](MatrixBuffer<int32_t>& buffer) { return std::span<int32_t>(buffer.matrix(1, n).data, n); };
   c.selection.rows = w.selected.matrix(n, config.index_topk);

@@ -41,7 +41,10 @@ LayerPlan LayerPlan::make(const ModelConfig& config) {
   if (!config.kv_source_layer_ids.empty()) {
     const int64_t last = config.kv_source_layer_ids.back();
     const bool engram_after = config.engram.enabled() && config.engram.layer_ids.back() > last;
-    if (config.compress_ratios[last] == 1 && !engram_after) plan.first_decoder_layer = static_cast<int>(last);
+    // What the layers behind it select must not come from before it either.
+    const bool selects = contains(config.index_source_layer_ids, last) &&
+                         (config.candidate_source_layer_id < 0 || config.candidate_source_layer_id >= last);
+    if (config.compress_ratios[last] == 1 && !engram_after && selects) plan.first_decoder_layer = static_cast<int>(last);
   }
   return plan;
 }

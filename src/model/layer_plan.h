@@ -28,9 +28,19 @@ struct LayerRole {
 
 struct LayerPlan {
   std::vector<LayerRole> layers;
-  // The last KV source, if its ratio is 1 and no Engram layer follows it: from here on every layer attends to this
-  // layer's compressed KV, so only a suffix of a prompt needs these layers. -1 if the model has no such cut.
+  // The last KV source, if its ratio is 1, it selects rows itself and no Engram layer follows it: from here on every
+  // layer attends to this layer's compressed KV, so only a suffix of a prompt needs these layers. -1 if the model has no
+  // such cut.
   int first_decoder_layer = -1;
+
+  // The length of that suffix from which on nothing changes: logits of the last token, and window rows as far back as
+  // `max_rollback` lost tokens may ask for, are those of the whole prompt. Each layer behind the first reads
+  // window_size - 1 rows further back. Requires: a cut.
+  int64_t exact_decoder_suffix(int64_t window_size, int64_t max_rollback) const {
+    const int64_t layers_behind = static_cast<int64_t>(layers.size()) - 1 - first_decoder_layer;
+    if (layers_behind == 0) return 1 + max_rollback;
+    return window_size + (layers_behind - 1) * (window_size - 1) + max_rollback;
+  }
 
   // Requires: a config that passed its checks.
   static LayerPlan make(const ModelConfig& config);

@@ -5,64 +5,58 @@
 #include "base/check.h"
 
 namespace deepinfer {
-namespace {
 
-constexpr int64_t kRowsPerBlock = int64_t{1} << RowStore::kBlockShift;
-
-}  // namespace
-
-RowStore::RowStore(ops::RowType type, int64_t width)
-    : block_bytes_(kRowsPerBlock * width * (type == ops::RowType::kF32 ? 4 : 2)),
-      table_{nullptr, kBlockShift, type, width} {}
-
-void RowStore::reserve(int64_t end) {
-  const int64_t num_blocks = (end + kRowsPerBlock - 1) / kRowsPerBlock;
-  while (static_cast<int64_t>(blocks_.size()) < num_blocks) {
-    if (free_.empty()) {
-      owned_.push_back(std::make_unique<std::byte[]>(block_bytes_));
-      free_.push_back(owned_.back().get());
-    }
-    blocks_.push_back(free_.back());
-    free_.pop_back();
-  }
-  table_.blocks = blocks_.data();
+OwnBlocks::OwnBlocks(const CacheLayout& layout) : free_(layout.groups.size()) {
+  for (const CacheGroup& group : layout.groups) block_bytes_.push_back(group.block_bytes);
 }
 
-void RowStore::drop_before(int64_t begin) {
-  for (; first_block_ < begin / kRowsPerBlock && first_block_ < static_cast<int64_t>(blocks_.size()); ++first_block_) {
-    free_.push_back(blocks_[first_block_]);
-    blocks_[first_block_] = nullptr;
+std::byte* OwnBlocks::take(int group) {
+  if (free_[group].empty()) {
+    owned_.push_back(std::make_unique<std::byte[]>(block_bytes_[group]));
+    bytes_ += block_bytes_[group];
+    return owned_.back().get();
   }
+  std::byte* block = free_[group].back();
+  free_[group].pop_back();
+  return block;
 }
 
-SequenceState::SequenceState(const ModelConfig& config, Numerics numerics, int64_t max_rollback)
-    : window_size_(config.sliding_window), max_rollback_(max_rollback) {
+SequenceState::SequenceState(std::shared_ptr<const KvLayout> layout, int64_t max_rollback)
+    : layout_(std::move(layout)),
+      max_rollback_(max_rollback),
+      blocks_(layout_->cache.groups.size()),
+      first_block_(layout_->cache.groups.size(), 0) {
   DI_CHECK(max_rollback >= 0, "max_rollback {}", max_rollback);
-  const ops::RowType type = Rounding::of(numerics).round_to_bf16 ? ops::RowType::kBf16 : ops::RowType::kF32;
-  const LayerPlan plan = LayerPlan::make(config);
-  source_of_layer_.assign(plan.layers.size(), -1);
-  for (size_t layer = 0; layer < plan.layers.size(); ++layer) {
-    windows_.emplace_back(type, config.head_dim);
-    if (!plan.layers[layer].is_kv_source) continue;
-    source_of_layer_[layer] = static_cast<int>(sources_.size());
-    Source source{plan.layers[layer].compress_ratio, RowStore(type, config.head_dim),
-                  RowStore(type, config.index_head_dim), RowStore()};
-    if (source.ratio > 1) source.open_group = RowStore(ops::RowType::kF32, 2 * config.head_dim);
-    sources_.push_back(std::move(source));
+  for (const KvLayout::Member& m : layout_->members) tables_.push_back({nullptr, m.block_shift, m.type, m.width, m.offset});
+}
+
+SequenceState SequenceState::with_own_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_rollback) {
+  SequenceState state(std::move(layout), max_rollback);
+  state.own_ = std::make_unique<OwnBlocks>(state.layout_->cache);
+  return state;
+}
+
+SequenceState SequenceState::with_placed_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_tokens) {
+  SequenceState state(std::move(layout), 0);
+  state.engram_ids_.reserve(max_tokens);
+  for (size_t g = 0; g < state.blocks_.size(); ++g) {
+    const int64_t tokens = state.layout_->cache.groups[g].tokens_per_block;
+    state.blocks_[g].assign((max_tokens + tokens - 1) / tokens, nullptr);
   }
+  state.refresh_tables();
+  return state;
+}
+
+void SequenceState::refresh_tables() {
+  for (size_t m = 0; m < tables_.size(); ++m) tables_[m].blocks = blocks_[layout_->members[m].group].data();
 }
 
 int64_t SequenceState::bytes() const {
-  int64_t total = static_cast<int64_t>(engram_ids_.capacity() * sizeof(int32_t));
-  for (const RowStore& window : windows_) total += window.bytes();
-  for (const Source& source : sources_) {
-    total += source.compressed.bytes() + source.index_keys.bytes() + source.open_group.bytes();
-  }
-  return total;
+  return static_cast<int64_t>(engram_ids_.capacity() * sizeof(int32_t)) + (own_ ? own_->bytes() : 0);
 }
 
 Status SequenceState::roll_back(int64_t num_tokens) {
-  const int64_t shortest = std::max<int64_t>(0, longest_ - max_rollback_);
+  const int64_t shortest = own_ ? std::max<int64_t>(0, longest_ - max_rollback_) : 0;
   if (num_tokens < 0 || length_ - num_tokens < shortest) {
     return invalid_input("cannot roll back {} tokens of {}: rows are kept back to token {}", num_tokens, length_,
                          shortest);
@@ -76,22 +70,40 @@ void SequenceState::begin_step(int64_t num_tokens, std::span<const int32_t> comp
   const int64_t end = length_ + num_tokens;
   engram_ids_.resize(engram_ids_.empty() ? 0 : length_);  // a step that failed half way leaves ids behind
   engram_ids_.insert(engram_ids_.end(), compressed_ids.begin(), compressed_ids.end());
-  for (RowStore& window : windows_) window.reserve(end);
-  for (Source& source : sources_) {
-    source.compressed.reserve(end / source.ratio);
-    source.index_keys.reserve(end / source.ratio);
-    if (source.ratio > 1) source.open_group.reserve(end);
+  if (!own_) return;
+  for (size_t g = 0; g < blocks_.size(); ++g) {
+    const int64_t tokens = layout_->cache.groups[g].tokens_per_block;
+    const int64_t num_blocks = (end + tokens - 1) / tokens;
+    while (static_cast<int64_t>(blocks_[g].size()) < num_blocks) blocks_[g].push_back(own_->take(static_cast<int>(g)));
   }
+  refresh_tables();
 }
 
 void SequenceState::end_step(int64_t num_tokens) {
   length_ += num_tokens;
   longest_ = std::max(longest_, length_);
-  const int64_t shortest = longest_ - max_rollback_;
-  for (RowStore& window : windows_) window.drop_before(shortest - window_size_);
-  for (Source& source : sources_) {
-    if (source.ratio > 1) source.open_group.drop_before(shortest - source.ratio);
+  if (!own_) return;
+  for (size_t g = 0; g < blocks_.size(); ++g) {
+    const CacheGroup& group = layout_->cache.groups[g];
+    if (group.retention == CacheGroup::kKeepAll) continue;
+    const int64_t begin = (longest_ - max_rollback_ - group.retention) / group.tokens_per_block;
+    for (int64_t& first = first_block_[g]; first < begin; ++first) {
+      own_->give_back(static_cast<int>(g), blocks_[g][first]);
+      blocks_[g][first] = nullptr;
+    }
   }
+}
+
+void SequenceState::place_block(int group, int64_t number, std::byte* block) {
+  DI_CHECK(!own_ && number < static_cast<int64_t>(blocks_[group].size()), "block {} of group {}", number, group);
+  blocks_[group][number] = block;
+}
+
+void SequenceState::restart(int64_t length, std::span<const int32_t> compressed_ids) {
+  for (std::vector<std::byte*>& blocks : blocks_) std::fill(blocks.begin(), blocks.end(), nullptr);
+  std::fill(first_block_.begin(), first_block_.end(), 0);
+  length_ = longest_ = length;
+  engram_ids_.assign(compressed_ids.begin(), compressed_ids.end());
 }
 
 }  // namespace deepinfer

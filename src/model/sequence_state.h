@@ -1,9 +1,9 @@
-// SequenceState: everything the model remembers of one sequence. Per layer the window rows; per KV source the
-// compressed rows, the index keys and, for ratios above 1, the last tokens' (value, gate) rows of the compressor; and
-// the ids that Engram hashes look back to.
+// SequenceState: everything the model remembers of one sequence: its length, the blocks that hold its rows (see
+// KvLayout), and the ids that Engram hashes look back to.
 //
-// All of it is rows by absolute position (or position / ratio) in blocks, so that rolling back is moving the end: rows
-// behind the new end are written again by whatever comes next. Rows that no rollback can need are dropped.
+// All of it is rows by absolute position (or position / ratio), so that rolling back is moving the end: rows behind the
+// new end are written again by whatever comes next. Blocks either belong to the state, which then takes and drops them
+// itself, or are placed by a cache from outside.
 #pragma once
 
 #include <cstddef>
@@ -13,76 +13,70 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model/layer_plan.h"
-#include "model/model_config.h"
-#include "model/numerics.h"
+#include "model/kv_layout.h"
 #include "ops/row_table.h"
 
 namespace deepinfer {
 
-// Rows of one kind, in blocks of equal size. Blocks dropped at the front are used again at the back.
-class RowStore {
+// Blocks of memory of a state's own. Dropped ones are used again.
+class OwnBlocks {
  public:
-  static constexpr int32_t kBlockShift = 6;
-
-  RowStore() = default;
-  RowStore(ops::RowType type, int64_t width);
-
-  // Makes room for rows [0, end) as far as they were not dropped.
-  void reserve(int64_t end);
-  // Drops the blocks that hold only rows below `begin`.
-  void drop_before(int64_t begin);
-  // Valid until the next reserve or drop_before.
-  const ops::RowTable& table() const { return table_; }
-  int64_t bytes() const { return static_cast<int64_t>(owned_.size()) * block_bytes_; }
+  explicit OwnBlocks(const CacheLayout& layout);
+  std::byte* take(int group);
+  void give_back(int group, std::byte* block) { free_[group].push_back(block); }
+  int64_t bytes() const { return bytes_; }
 
  private:
-  int64_t block_bytes_ = 0;
-  int64_t first_block_ = 0;  // blocks below are dropped
+  std::vector<int64_t> block_bytes_;
   std::vector<std::unique_ptr<std::byte[]>> owned_;
-  std::vector<std::byte*> free_;
-  std::vector<std::byte*> blocks_;
-  ops::RowTable table_;
+  std::vector<std::vector<std::byte*>> free_;
+  int64_t bytes_ = 0;
 };
 
 class SequenceState {
  public:
-  // max_rollback: how many tokens `roll_back` can undo at any moment; costs that many window rows a layer.
-  SequenceState(const ModelConfig& config, Numerics numerics, int64_t max_rollback);
+  // With blocks of its own. max_rollback: how many tokens `roll_back` can undo at any moment; costs that many window
+  // rows a layer.
+  static SequenceState with_own_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_rollback);
+  // With blocks from outside: `place_block` before a step that writes into them. Never allocates up to max_tokens.
+  static SequenceState with_placed_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_tokens);
 
   int64_t length() const { return length_; }  // tokens processed
-  int64_t max_rollback() const { return max_rollback_; }
-  int64_t bytes() const;
+  int64_t bytes() const;                      // of its own
 
-  // The last `num_tokens` tokens never happened. Refused past what was kept.
+  // The last `num_tokens` tokens never happened. Refused past what was kept. (With placed blocks the owner of the blocks
+  // answers for what was kept.)
   Status roll_back(int64_t num_tokens);
 
-  // For the model. `begin_step` makes room for ids.size() further tokens and appends their compressed Engram ids (empty
-  // span of ids without Engram: pass num_tokens); `end_step` makes them part of the sequence.
+  // For the model. `begin_step` makes room for `num_tokens` further tokens and appends their compressed Engram ids (an
+  // empty span without Engram); `end_step` makes them part of the sequence.
   void begin_step(int64_t num_tokens, std::span<const int32_t> compressed_ids);
   void end_step(int64_t num_tokens);
-  const RowStore& window(int layer) const { return windows_[layer]; }
-  const RowStore& compressed(int layer) const { return sources_[source_of_layer_[layer]].compressed; }
-  const RowStore& index_keys(int layer) const { return sources_[source_of_layer_[layer]].index_keys; }
-  const RowStore& open_group(int layer) const { return sources_[source_of_layer_[layer]].open_group; }
+  const ops::RowTable& window(int layer) const { return tables_[layout_->window[layer]]; }
+  const ops::RowTable& compressed(int layer) const { return tables_[layout_->compressed[layer]]; }
+  const ops::RowTable& index_keys(int layer) const { return tables_[layout_->index_keys[layer]]; }
+  const ops::RowTable& open_group(int layer) const { return tables_[layout_->open_group[layer]]; }
   // Compressed ids of all tokens, the current step's included.
   std::span<const int32_t> engram_history() const { return engram_ids_; }
 
- private:
-  struct Source {
-    int64_t ratio = 1;
-    RowStore compressed;
-    RowStore index_keys;
-    RowStore open_group;  // rows of [value | gate], fp32; only for ratios above 1
-  };
+  // For a cache. Block numbers as in BlockTable. `restart` makes it a sequence of `length` tokens whose rows lie in
+  // blocks that are placed next; compressed_ids as for begin_step.
+  void place_block(int group, int64_t number, std::byte* block);
+  void drop_block(int group, int64_t number) { blocks_[group][number] = nullptr; }
+  void restart(int64_t length, std::span<const int32_t> compressed_ids);
 
-  int64_t window_size_ = 0;
+ private:
+  SequenceState(std::shared_ptr<const KvLayout> layout, int64_t max_rollback);
+  void refresh_tables();
+
+  std::shared_ptr<const KvLayout> layout_;
+  std::unique_ptr<OwnBlocks> own_;
   int64_t max_rollback_ = 0;
   int64_t length_ = 0;
   int64_t longest_ = 0;  // what was dropped depends on the longest length so far
-  std::vector<RowStore> windows_;
-  std::vector<Source> sources_;
-  std::vector<int> source_of_layer_;  // [layers], -1 for layers that are no KV source
+  std::vector<std::vector<std::byte*>> blocks_;  // [group][block number]
+  std::vector<int64_t> first_block_;             // [group], own blocks below were dropped
+  std::vector<ops::RowTable> tables_;            // [member]
   std::vector<int32_t> engram_ids_;
 };
 

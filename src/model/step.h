@@ -17,6 +17,11 @@ struct SequenceStep {
   SequenceState* state = nullptr;
   std::span<const int32_t> tokens;  // at least one
   LogitRows logits = LogitRows::kLast;
+  // Bounded replay of the decoder (LayerPlan::first_decoder_layer): tokens before this position skip the decoder's layers
+  // but for the rows that the first of them writes, and later layers' windows do not reach behind it. 0: nothing is
+  // skipped. Wanted logits must lie at or behind it.
+  int64_t decoder_begin = 0;
+  bool mask_only = false;  // skipped tokens run all the same and are ignored: same results, for comparison
 };
 
 // A buffer for matrices of varying size; grows and never shrinks.
@@ -32,15 +37,18 @@ class MatrixBuffer {
   std::vector<T> data_;
 };
 
+// The rows of a step, one a token.
 struct StepLayout {
-  std::span<const SequenceStep> steps;
   int64_t num_tokens = 0;
   std::vector<int32_t> tokens;               // [num_tokens]
   std::vector<int64_t> positions;            // [num_tokens]
   std::vector<const SequenceState*> states;  // [num_tokens]
+  std::vector<int64_t> decoder_begin;        // [num_tokens]
   std::vector<int32_t> logit_rows;           // tokens whose logits are wanted, ascending
 
-  void reset(std::span<const SequenceStep> new_steps);
+  void reset(std::span<const SequenceStep> steps);
+  // The rows of `all` that the decoder's layers need; their numbers in `all` go to `rows`.
+  void keep_decoder_rows(const StepLayout& all, std::span<const SequenceStep> steps, std::vector<int32_t>& rows);
 };
 
 }  // namespace deepinfer

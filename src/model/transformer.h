@@ -40,9 +40,18 @@ class Model {
   const Checkpoint& checkpoint() const { return checkpoint_; }
   Numerics numerics() const { return numerics_; }
 
+  const LayerPlan& plan() const { return plan_; }
+  const KvLayout& kv_layout() const { return *kv_layout_; }
+
+  // A sequence with memory of its own, and one whose blocks a cache places.
   SequenceState make_sequence(int64_t max_rollback = 0) const {
-    return SequenceState(config_, numerics_, max_rollback);
+    return SequenceState::with_own_blocks(kv_layout_, max_rollback);
   }
+  SequenceState make_placed_sequence(int64_t max_tokens) const {
+    return SequenceState::with_placed_blocks(kv_layout_, max_tokens);
+  }
+  // Makes a placed sequence one that has processed `tokens`; the blocks with their rows are placed next.
+  void restart(SequenceState& state, std::span<const int32_t> tokens);
 
   // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps
   // and tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every
@@ -52,19 +61,22 @@ class Model {
  private:
   Model(Checkpoint checkpoint, ModelConfig config) : checkpoint_(std::move(checkpoint)), config_(std::move(config)) {}
 
-  Status run_layers(ForwardContext& context, MatrixView<float> streams, MatrixView<float> pre);
+  void set_angles(ForwardContext& context, MatrixBuffer<float> (&cosine)[2], MatrixBuffer<float> (&sine)[2]);
+  Status run_layers(ForwardContext& context, size_t begin, size_t end, MatrixView<float> streams,
+                    MatrixView<float> pre);
   void write_logits(ForwardContext& context, MatrixView<const float> streams, MatrixView<const float> pre,
                     std::vector<float>& logits);
 
   Checkpoint checkpoint_;
   ModelConfig config_;
   LayerPlan plan_;
+  std::shared_ptr<const KvLayout> kv_layout_;
   Numerics numerics_ = Numerics::kOfficial;
   std::unique_ptr<Stream> stream_;
   ModelWeights weights_;
   std::optional<EngramLookup> engram_;
   std::vector<float> frequencies_[2];  // by RopeKind
-  StepLayout layout_;
+  StepLayout layout_, kept_layout_;
   Workspace work_;
 };
 

@@ -7,9 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "backends/cpu/cpu_device.h"
-#include "checkpoint/token_map.h"
-#include "model/transformer.h"
+#include "model/golden_model.h"
 
 namespace deepinfer {
 namespace {
@@ -28,40 +26,14 @@ struct GoldenPrompt {
   }
 };
 
-std::string folder_of(const std::string& name) { return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name; }
-
 std::vector<GoldenPrompt> read_golden(const std::string& name) {
-  std::ifstream file(folder_of(name) + "/golden.json");
+  std::ifstream file(golden_folder(name) + "/golden.json");
   std::vector<GoldenPrompt> prompts;
   for (const auto& record : nlohmann::json::parse(file)) {
     prompts.push_back({record["prompt"], record["greedy_f64"], record["logits_f64"], record["logits_official"]});
   }
   return prompts;
 }
-
-class GoldenModel {
- public:
-  GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2) {
-    auto made = make_cpu_device({.num_threads = threads, .kernels = kernels});
-    device_ = std::move(made).value();
-    Checkpoint checkpoint = Checkpoint::open(folder_of(name)).value();
-    ModelConfig config = ModelConfig::from_file(folder_of(name) + "/config.json").value();
-    std::vector<int32_t> map;
-    if (config.engram.enabled()) {
-      map = read_token_map(folder_of(name), config.vocab_size, config.engram.compressed_vocab_size).value();
-    }
-    auto loaded =
-        Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
-    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
-    model_ = std::move(loaded).value();
-  }
-  Model& operator*() { return *model_; }
-  Model* operator->() { return model_.get(); }
-
- private:
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Model> model_;
-};
 
 // Logits after every token, the tokens cut into steps of the given sizes (the last size repeats).
 std::vector<Row> run(Model& model, const std::vector<int32_t>& tokens, const std::vector<int>& sizes) {

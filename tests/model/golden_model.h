@@ -1,0 +1,42 @@
+// The small checkpoints of tests/golden/model, loaded on the CPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backends/cpu/cpu_device.h"
+#include "checkpoint/token_map.h"
+#include "model/transformer.h"
+
+namespace deepinfer {
+
+inline std::string golden_folder(const std::string& name) { return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name; }
+
+class GoldenModel {
+ public:
+  GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2) {
+    auto made = make_cpu_device({.num_threads = threads, .kernels = kernels});
+    device_ = std::move(made).value();
+    Checkpoint checkpoint = Checkpoint::open(golden_folder(name)).value();
+    ModelConfig config = ModelConfig::from_file(golden_folder(name) + "/config.json").value();
+    std::vector<int32_t> map;
+    if (config.engram.enabled()) {
+      map = read_token_map(golden_folder(name), config.vocab_size, config.engram.compressed_vocab_size).value();
+    }
+    auto loaded =
+        Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    model_ = std::move(loaded).value();
+  }
+  Model& operator*() { return *model_; }
+  Model* operator->() { return model_.get(); }
+
+ private:
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Model> model_;
+};
+
+}  // namespace deepinfer
