@@ -8,6 +8,7 @@
 
 #include "deepinfer/common.h"
 #include "runtime/session.h"
+#include "sampling/validate.h"
 #include "text/chat_encoding.h"
 #include "text/detokenizer.h"
 #include "text/output_parser.h"
@@ -133,8 +134,8 @@ class Conversation {
   Status answer_last() {
     DI_ASSIGN_OR_RETURN(const EncodedPrompt prompt, encode_chat(tokenizer_, request_));
     GenerationOptions options;
-    options.sampling = sampling_params(flags_.sampling, running_.loaded.generation);
-    options.max_tokens = flags_.max_tokens;
+    options.sampling = sampling_params(flags_.sampling, running_.loaded.generation, flags_.max_tokens);
+    options.seed = *options.sampling.seq_seed;
     options.stop_tokens = running_.loaded.stop_tokens;
     options.cancel = &interrupted();
     Detokenizer detokenizer(tokenizer_);
@@ -175,7 +176,8 @@ class Conversation {
 Status chat(const Flags& flags) {
   DI_ASSIGN_OR_RETURN(RunningModel running, open_model(flags.model));
   DI_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, tokenizer_of(running));
-  DI_RETURN_IF_ERROR(sampling_params(flags.sampling, running.loaded.generation).validate());
+  DI_RETURN_IF_ERROR(validate(sampling_params(flags.sampling, running.loaded.generation, flags.max_tokens),
+                              running.model().config().vocab_size));
   Conversation conversation(flags, running, *tokenizer);
   catch_interrupts();
   const bool is_terminal = isatty(STDIN_FILENO) != 0;

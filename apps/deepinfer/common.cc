@@ -117,15 +117,16 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
       ->group("Sampling");
 }
 
-SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested) {
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested, int64_t max_tokens) {
   const bool greedy = suggested.do_sample.has_value() && !*suggested.do_sample;
   SamplingParams params;
   params.temperature = flags.temperature.value_or(greedy ? 0.0 : suggested.temperature.value_or(1.0));
   params.top_p = flags.top_p.value_or(suggested.top_p.value_or(1.0));
   params.top_k = flags.top_k.value_or(suggested.top_k.value_or(0));
   params.min_p = flags.min_p;
+  params.max_tokens = max_tokens;
   std::random_device random;
-  params.seed = flags.seed.value_or((uint64_t{random()} << 32) | random());
+  params.seq_seed = flags.seed.value_or((uint64_t{random()} << 32) | random());
   return params;
 }
 

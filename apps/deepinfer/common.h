@@ -10,8 +10,8 @@
 
 #include "backends/cpu/cpu_device.h"
 #include "base/status.h"
+#include "deepinfer/sampling_params.h"
 #include "runtime/loaded_model.h"
-#include "sampling/sampler.h"
 
 namespace deepinfer::app {
 
@@ -53,8 +53,8 @@ struct SamplingFlags {
   std::optional<uint64_t> seed;  // absent: a random one
 };
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags);
-// The flags, else what the checkpoint suggests, else temperature 1 without filters.
-SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested);
+// The flags, else what the checkpoint suggests, else temperature 1 without filters. The seed is always set.
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested, int64_t max_tokens);
 
 // A check for options that take token ids: refuses an item that is no number. The option library reads an empty one as
 // 0.

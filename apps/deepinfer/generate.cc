@@ -8,6 +8,7 @@
 
 #include "deepinfer/common.h"
 #include "runtime/session.h"
+#include "sampling/validate.h"
 #include "text/detokenizer.h"
 
 namespace deepinfer::app {
@@ -59,7 +60,7 @@ Status print_json(const std::vector<int32_t>& prompt, const GenerationResult& re
   out["tokens"] = result.tokens;
   out["finish_reason"] = name_of(result.reason);
   out["prompt_tokens"] = prompt.size();
-  out["seed"] = sampling.seed;
+  out["seed"] = *sampling.seq_seed;
   out["temperature"] = sampling.temperature;
   out["top_p"] = sampling.top_p;
   out["top_k"] = sampling.top_k;
@@ -81,9 +82,9 @@ Status generate(const Flags& flags, bool& was_interrupted) {
   DI_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, read_prompt(flags, *tokenizer, running.model().config()));
 
   GenerationOptions options;
-  options.sampling = sampling_params(flags.sampling, running.loaded.generation);
-  DI_RETURN_IF_ERROR(options.sampling.validate());  // before the prompt is printed
-  options.max_tokens = flags.max_tokens;
+  options.sampling = sampling_params(flags.sampling, running.loaded.generation, flags.max_tokens);
+  options.seed = *options.sampling.seq_seed;
+  DI_RETURN_IF_ERROR(validate(options.sampling, running.model().config().vocab_size));  // before the prompt is printed
   if (!flags.ignore_eos) options.stop_tokens = running.loaded.stop_tokens;
   options.cancel = &interrupted();
   catch_interrupts();
@@ -110,7 +111,7 @@ Status generate(const Flags& flags, bool& was_interrupted) {
                speed_line(result.num_prompt_tokens, result.prompt_seconds, static_cast<int64_t>(result.tokens.size()),
                           result.decode_seconds)
                    .c_str(),
-               running.device->description().c_str(), static_cast<unsigned long long>(options.sampling.seed));
+               running.device->description().c_str(), static_cast<unsigned long long>(options.seed));
   return Status();
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "sampling/validate.h"
+
 namespace deepinfer {
 namespace {
 
@@ -32,6 +34,16 @@ Status Session::check(std::span<const int32_t> tokens) const {
   return Status();
 }
 
+Status Session::check(const SamplingParams& sampling) const {
+  DI_RETURN_IF_ERROR(validate(sampling, model_.config().vocab_size));
+  const bool is_plain = sampling.n == 1 && sampling.stop.empty() && sampling.bad_words.empty() &&
+                        sampling.stop_token_ids.empty() && !sampling.logprobs && !sampling.prompt_logprobs;
+  if (is_plain) return Status();
+  return unsupported(
+      "a session writes one answer of tokens: leave n at 1, and stop, stop_token_ids, bad_words, logprobs and "
+      "prompt_logprobs empty");
+}
+
 Result<std::span<const float>> Session::process(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
   DI_RETURN_IF_ERROR(check(tokens));
   // The last token has to run to give logits, so a session that already holds all of them starts over.
@@ -54,7 +66,7 @@ Result<std::span<const float>> Session::process(std::span<const int32_t> tokens,
 
 Result<GenerationResult> Session::generate(std::span<const int32_t> prompt, const GenerationOptions& options,
                                            const std::function<void(int32_t)>& on_token) {
-  DI_RETURN_IF_ERROR(options.sampling.validate());
+  DI_RETURN_IF_ERROR(check(options.sampling));
   GenerationResult result;
   result.num_prompt_tokens = static_cast<int64_t>(prompt.size());
   const bool continues = std::equal(processed_.begin(), processed_.end(), prompt.begin(),
@@ -67,21 +79,30 @@ Result<GenerationResult> Session::generate(std::span<const int32_t> prompt, cons
   DI_ASSIGN_OR_RETURN(std::span<const float> logits, process(tokens, options.cancel));
   result.prompt_seconds = seconds_since(start);
   start = std::chrono::steady_clock::now();
+  const int64_t room = std::max<int64_t>(0, model_.config().max_position_embeddings - result.num_prompt_tokens);
+  sampler_.reset({.params = &options.sampling,
+                  .key = options.seed,
+                  .vocab_size = model_.config().vocab_size,
+                  .tokens = prompt,
+                  .num_prompt_tokens = result.num_prompt_tokens,
+                  .max_output_tokens = std::min(options.sampling.max_tokens, room + 1),
+                  .end_tokens = options.stop_tokens});
   while (true) {
     if (logits.empty() || is_set(options.cancel)) {
       result.reason = FinishReason::kCancelled;
       break;
     }
-    const int32_t token = sampler_.sample(logits, static_cast<int64_t>(tokens.size()), options.sampling);
+    const int32_t token = sampler_.choose(logits_, static_cast<int64_t>(tokens.size()));
     if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end()) {
       result.reason = FinishReason::kStop;
       break;
     }
     tokens.push_back(token);
+    sampler_.push(token);
     result.tokens.push_back(token);
     on_token(token);
     const bool full = static_cast<int64_t>(tokens.size()) >= model_.config().max_position_embeddings;
-    if (static_cast<int64_t>(result.tokens.size()) >= options.max_tokens || full) break;
+    if (static_cast<int64_t>(result.tokens.size()) >= options.sampling.max_tokens || full) break;
     DI_ASSIGN_OR_RETURN(logits, process(tokens, options.cancel));
   }
   result.decode_seconds = seconds_since(start);

@@ -8,16 +8,18 @@
 #include <vector>
 
 #include "base/status.h"
+#include "deepinfer/sampling_params.h"
 #include "model/transformer.h"
-#include "sampling/sampler.h"
+#include "sampling/sequence_sampler.h"
 
 namespace deepinfer {
 
 enum class FinishReason { kStop, kLength, kCancelled };
 
 struct GenerationOptions {
+  // A session writes one answer of tokens: n, logprobs, texts (stop, bad_words) and stop_token_ids have to be neutral.
   SamplingParams sampling;
-  int64_t max_tokens = 256;                   // at least 1
+  uint64_t seed = 0;                          // sampling.seq_seed is not looked at
   std::vector<int32_t> stop_tokens;           // end the answer and are not part of it
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps
 };
@@ -48,13 +50,14 @@ class Session {
 
  private:
   Status check(std::span<const int32_t> tokens) const;
+  Status check(const SamplingParams& sampling) const;
 
   Model& model_;
   int64_t chunk_tokens_;
   SequenceState state_;
   std::vector<int32_t> processed_;
   std::vector<float> logits_;
-  Sampler sampler_;
+  SequenceSampler sampler_;
 };
 
 }  // namespace deepinfer

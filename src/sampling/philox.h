@@ -1,5 +1,8 @@
 // Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. The same key and counter give the same numbers on
 // every machine, in any order of asking.
+//
+// Key and counter: the key is the request's seed, or what choice_key() makes of it; the counter holds the token id over
+// 4, the position's two halves, and a purpose (0 here: the noise of the target's tokens; others keep their own).
 #pragma once
 
 #include <array>
@@ -20,11 +23,23 @@ inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> coun
   return counter;
 }
 
-// A number in (0, 1), a function of (seed, position, id) alone: 32 random bits, centred in their interval.
-inline double uniform_at(uint64_t seed, int64_t position, int32_t id) {
+// The key of choice i of a request with this seed: the seed itself for choice 0, else mix(seed + i * kStride), where
+// mix is the finaliser of SplitMix64. Bijective in the seed for every choice, and in the choice for every seed, so no
+// two choices above 0 of one request share a stream. Requires: choice >= 0.
+inline uint64_t choice_key(uint64_t seed, int32_t choice) {
+  if (choice == 0) return seed;
+  constexpr uint64_t kStride = 0x9E3779B97F4A7C15u;  // odd
+  uint64_t x = seed + static_cast<uint64_t>(choice) * kStride;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// A number in (0, 1), a function of (key, position, id) alone: 32 random bits, centred in their interval.
+inline double uniform_at(uint64_t key, int64_t position, int32_t id) {
   const auto p = static_cast<uint64_t>(position);
   const auto words =
-      philox(seed, {static_cast<uint32_t>(id) / 4, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
+      philox(key, {static_cast<uint32_t>(id) / 4, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
   return (words[static_cast<uint32_t>(id) % 4] + 0.5) * 0x1p-32;
 }
 

@@ -26,14 +26,14 @@ Model& model() {
 GenerationOptions greedy(int64_t max_tokens) {
   GenerationOptions options;
   options.sampling.temperature = 0;
-  options.max_tokens = max_tokens;
+  options.sampling.max_tokens = max_tokens;
   return options;
 }
 
 GenerationOptions sampled(int64_t max_tokens, uint64_t seed = 5) {
   GenerationOptions options;
-  options.max_tokens = max_tokens;
-  options.sampling.seed = seed;
+  options.sampling.max_tokens = max_tokens;
+  options.seed = seed;
   return options;
 }
 
@@ -121,6 +121,19 @@ TEST(Session, stops_when_cancelled_and_is_usable_afterwards) {
   EXPECT_EQ(generate(session, kPrompt, options).tokens, generate(fresh, kPrompt, greedy(20)).tokens);
 }
 
+TEST(Session, honours_bias_allowed_tokens_and_min_tokens) {
+  Session session(model());
+  GenerationOptions options = sampled(30);
+  options.sampling.allowed_token_ids = {5, 6, 7};
+  options.sampling.logit_bias = {{5, 50.0}};
+  options.sampling.min_tokens = 20;
+  options.stop_tokens = {5};
+  const GenerationResult result = generate(session, kPrompt, options);
+  EXPECT_EQ(result.reason, FinishReason::kStop);
+  EXPECT_EQ(result.tokens.size(), 20u) << "the stop token is wanted from the first step on";
+  for (const int32_t token : result.tokens) EXPECT_TRUE(token == 6 || token == 7) << token;
+}
+
 TEST(Session, ends_at_the_model_s_context) {
   const int64_t context = model().config().max_position_embeddings;
   if (context > 4096) GTEST_SKIP() << "the model's context of " << context << " takes too long to fill";
@@ -144,6 +157,9 @@ TEST(Session, refuses_bad_prompts_and_settings_by_their_values) {
   GenerationOptions bad = sampled(1);
   bad.sampling.top_p = 1.5;
   EXPECT_THAT(message(kPrompt, bad), HasSubstr("1.5"));
+  GenerationOptions several = sampled(1);
+  several.sampling.n = 2;
+  EXPECT_THAT(message(kPrompt, several), HasSubstr("n at 1"));
 }
 
 }  // namespace

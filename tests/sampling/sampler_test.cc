@@ -1,11 +1,13 @@
 #include "sampling/sampler.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
+#include <set>
 
 #include <gtest/gtest.h>
 
-#include "sampling/logprobs.h"
 #include "sampling/philox.h"
 
 namespace deepinfer {
@@ -44,14 +46,14 @@ TEST(Philox, UniformNumbersStayInsideTheOpenInterval) {
 TEST(Sampler, ZeroTemperatureTakesTheBestTokenAndTiesGoToTheLowestId) {
   Sampler sampler;
   const std::vector<float> logits = {0, 3, 1, 3, 3};
-  EXPECT_EQ(sampler.sample(logits, 5, {.temperature = 0, .seed = 9}), 1);
+  EXPECT_EQ(sampler.sample(logits, 5, {.temperature = 0}, 9), 1);
 }
 
 TEST(Sampler, TopKOfOneIsGreedyAlsoWithTies) {
   Sampler sampler;
   const std::vector<float> logits = {0, 3, 1, 3, 3};
   for (int position = 0; position < 100; ++position) {
-    EXPECT_EQ(sampler.sample(logits, position, {.temperature = 2, .top_k = 1}), 1);
+    EXPECT_EQ(sampler.sample(logits, position, {.temperature = 2, .top_k = 1}, 0), 1);
   }
 }
 
@@ -59,10 +61,10 @@ TEST(Sampler, FiltersKeepExactlyTheirTokens) {
   Sampler sampler;
   std::vector<float> logits(50, -30.0f);
   logits[10] = std::log(0.5f), logits[20] = std::log(0.3f), logits[30] = std::log(0.15f), logits[40] = std::log(0.05f);
-  const auto seen = [&](SamplingParams params) {
+  const auto seen = [&](const SamplingParams& params) {
     std::vector<int32_t> ids;
     for (int position = 0; position < 3000; ++position) {
-      const int32_t id = sampler.sample(logits, position, params);
+      const int32_t id = sampler.sample(logits, position, params, 0);
       if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
     }
     std::sort(ids.begin(), ids.end());
@@ -70,6 +72,7 @@ TEST(Sampler, FiltersKeepExactlyTheirTokens) {
   };
   using Ids = std::vector<int32_t>;
   EXPECT_EQ(seen({.top_k = 3}), (Ids{10, 20, 30}));
+  EXPECT_EQ(seen({.top_k = -1}), seen({}));
   EXPECT_EQ(seen({.top_p = 0.79}), (Ids{10, 20}));
   EXPECT_EQ(seen({.top_p = 0.81}), (Ids{10, 20, 30}));
   EXPECT_EQ(seen({.min_p = 0.55}), (Ids{10, 20}));
@@ -87,7 +90,7 @@ TEST(Sampler, SampledFrequenciesFollowTheSoftmax) {
   std::vector<int> counts(4);
   constexpr int kDraws = 40000;
   for (int position = 0; position < kDraws; ++position)
-    ++counts[sampler.sample(logits, position, {.temperature = temperature})];
+    ++counts[sampler.sample(logits, position, {.temperature = temperature}, 0)];
   for (int i = 0; i < 4; ++i) {
     const double p = expected[i] / total;
     EXPECT_NEAR(counts[i] / double{kDraws}, p, 5 * std::sqrt(p * (1 - p) / kDraws)) << i;
@@ -99,14 +102,15 @@ TEST(Sampler, EqualsPlainGumbelMaxOverAllTokens) {
   Sampler sampler;
   for (uint32_t round = 0; round < 200; ++round) {
     const std::vector<float> logits = random_logits(500, round);
-    const SamplingParams params{.temperature = 0.1 + 0.05 * round, .seed = round * 77};
+    const SamplingParams params{.temperature = 0.1 + 0.05 * round};
+    const uint64_t key = round * 77;
     int32_t best = 0;
     double best_score = -INFINITY;
     for (int32_t id = 0; id < 500; ++id) {
-      const double score = logits[id] / params.temperature - std::log(-std::log(uniform_at(params.seed, round, id)));
+      const double score = logits[id] / params.temperature - std::log(-std::log(uniform_at(key, round, id)));
       if (score > best_score) best = id, best_score = score;
     }
-    EXPECT_EQ(sampler.sample(logits, round, params), best);
+    EXPECT_EQ(sampler.sample(logits, round, params, key), best);
   }
 }
 
@@ -115,34 +119,93 @@ TEST(Sampler, TheChoiceDependsOnSeedAndPositionAlone) {
   const std::vector<float> logits = random_logits(1000, 5);
   int different = 0;
   for (int position = 0; position < 100; ++position) {
-    const SamplingParams params{.temperature = 1.5, .top_p = 0.95, .seed = 11};
-    const int32_t id = first.sample(logits, position, params);
-    second.sample(random_logits(300, position), 99 - position, {.seed = 4});  // other traffic in between
-    EXPECT_EQ(second.sample(logits, position, params), id);
-    different += first.sample(logits, position + 1, params) != id;
+    const SamplingParams params{.temperature = 1.5, .top_p = 0.95};
+    const int32_t id = first.sample(logits, position, params, 11);
+    second.sample(random_logits(300, position), 99 - position, {}, 4);  // other traffic in between
+    EXPECT_EQ(second.sample(logits, position, params, 11), id);
+    different += first.sample(logits, position + 1, params, 11) != id;
   }
   EXPECT_GT(different, 50);
 }
 
-TEST(SamplingParams, RefusesEachFieldOutsideItsRangeByName) {
-  const auto message = [](SamplingParams params) {
-    const Status status = params.validate();
-    return status.ok() ? std::string() : status.message();
-  };
-  EXPECT_EQ(message({}), "");
-  EXPECT_NE(message({.temperature = -1}).find("temperature -1"), std::string::npos);
-  EXPECT_NE(message({.temperature = NAN}).find("temperature"), std::string::npos);
-  EXPECT_NE(message({.top_k = -2}).find("top_k -2"), std::string::npos);
-  EXPECT_NE(message({.top_p = 0}).find("top_p 0"), std::string::npos);
-  EXPECT_NE(message({.top_p = 1.5}).find("top_p 1.5"), std::string::npos);
-  EXPECT_NE(message({.min_p = 2}).find("min_p 2"), std::string::npos);
+// The plainest reading of the filters: sort everything, cut, then Gumbel-max.
+int32_t plain_choice(std::span<const float> logits, int64_t position, const SamplingParams& params, uint64_t key) {
+  std::vector<int32_t> ids(logits.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  const auto weight = [&](int32_t id) { return std::exp((double{logits[id]} - logits[ids[0]]) / params.temperature); };
+  std::erase_if(ids, [&](int32_t id) { return weight(id) < params.min_p; });
+  if (params.top_k > 0 && params.top_k < static_cast<int64_t>(ids.size())) ids.resize(params.top_k);
+  double total = 0, sum = 0;
+  for (const int32_t id : ids) total += weight(id);
+  size_t kept = 0;
+  while (kept < ids.size() && sum < params.top_p * total) sum += weight(ids[kept++]);
+  int32_t best = -1;
+  double best_score = -INFINITY;
+  for (size_t i = 0; i < kept; ++i) {
+    const double score = logits[ids[i]] / params.temperature - std::log(-std::log(uniform_at(key, position, ids[i])));
+    if (score > best_score || (score == best_score && ids[i] < best)) best = ids[i], best_score = score;
+  }
+  return best;
 }
 
-TEST(Logprobs, SumToOne) {
-  const std::vector<float> logits = random_logits(300, 1);
-  double sum = 0;
-  for (int32_t id = 0; id < 300; ++id) sum += std::exp(logprob(logits, id));
-  EXPECT_NEAR(sum, 1, 1e-12);
+TEST(Sampler, EqualsThePlainFiltersForRandomSettings) {
+  Sampler sampler;
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (uint32_t round = 0; round < 400; ++round) {
+    const std::vector<float> logits = random_logits(1 + random() % 3000, round);
+    const SamplingParams params{.temperature = 0.2 + 2 * uniform(random),
+                                .top_p = random() % 3 == 0 ? 1.0 : 0.05 + 0.95 * uniform(random),
+                                .top_k = random() % 3 == 0 ? 0 : 1 + static_cast<int64_t>(random() % 500),
+                                .min_p = random() % 3 == 0 ? 0.1 * uniform(random) : 0.0};
+    EXPECT_EQ(sampler.sample(logits, round, params, round), plain_choice(logits, round, params, round))
+        << "temperature " << params.temperature << ", top_p " << params.top_p << ", top_k " << params.top_k
+        << ", min_p " << params.min_p << ", " << logits.size() << " tokens";
+  }
+}
+
+TEST(Sampler, MoreTokensWithoutProbabilityChangeNothing) {
+  Sampler sampler;
+  std::mt19937 random(4);
+  for (uint32_t round = 0; round < 200; ++round) {
+    std::vector<float> logits = random_logits(1 + random() % 700, round);
+    const SamplingParams params{.temperature = round % 5 == 0 ? 0.0 : 1.3,
+                                .top_p = round % 3 == 0 ? 1.0 : 0.9,
+                                .top_k = round % 2 == 0 ? 0 : 40,
+                                .min_p = round % 7 == 0 ? 0.02 : 0.0};
+    const int32_t expected = sampler.sample(logits, round, params, 1);
+    logits.resize(logits.size() + random() % 300, -INFINITY);
+    EXPECT_EQ(sampler.sample(logits, round, params, 1), expected);
+  }
+}
+
+TEST(Sampler, GivesTokenZeroIfEveryTokenIsBanned) {
+  Sampler sampler;
+  const std::vector<float> logits(70, -INFINITY);
+  for (const double top_p : {1.0, 0.5}) EXPECT_EQ(sampler.sample(logits, 3, {.top_p = top_p}, 5), 0);
+}
+
+TEST(Argmax, TakesTheLowestIdOfTheLargestLogitsAtEveryLengthAndPlace) {
+  for (size_t size = 1; size < 140; ++size) {
+    std::vector<float> logits(size, -3.0f);
+    for (size_t place = size; place-- > 0;) {  // each time one more, further left
+      logits[place] = 2.5f;
+      ASSERT_EQ(argmax(logits), static_cast<int32_t>(place)) << "of " << size;
+    }
+  }
+}
+
+TEST(ChoiceKey, IsTheSeedForTheFirstChoiceAndDistinctForTheOthers) {
+  std::set<uint64_t> keys;
+  for (const uint64_t seed : {uint64_t{0}, uint64_t{1}, uint64_t{7}, ~uint64_t{0}, uint64_t{1} << 63}) {
+    EXPECT_EQ(choice_key(seed, 0), seed);
+    for (int32_t choice = 0; choice < 128; ++choice) keys.insert(choice_key(seed, choice));
+  }
+  EXPECT_EQ(keys.size(), 5u * 128);
+  // Fixed for ever: a stored seed has to give the same answers.
+  EXPECT_EQ(choice_key(0, 1), 0xE220A8397B1DCDAFu);
+  EXPECT_EQ(choice_key(0, 2), 0x6E789E6AA1B965F4u);
 }
 
 }  // namespace
