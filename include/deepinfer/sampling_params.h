@@ -25,7 +25,7 @@ struct SamplingParams {
   double repetition_penalty = 1.0;  // (0, 2]: positive logits of seen tokens (prompt too) divided, negative multiplied
   std::vector<std::pair<int32_t, double>> logit_bias;  // token id, [-100, 100]
   std::vector<int32_t> allowed_token_ids;              // empty: all
-  std::vector<std::string> bad_words;                  // never written; a word is also banned with a space before it
+  std::vector<std::string> bad_words;                  // the tokens that spell one, or one after a space, are banned
 
   // The random number of a token is a function of (seed, choice, position, token id) alone.
   std::optional<uint64_t> seq_seed;  // default: 64 random bits, reported in the output

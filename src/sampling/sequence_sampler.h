@@ -28,7 +28,7 @@ struct SequenceSetup {
   std::span<const int32_t> tokens;                  // so far: the prompt, then any answer that already exists
   int64_t num_prompt_tokens = 0;                    // of `tokens`; the rest counts as answer
   int64_t max_output_tokens = 0;                    // the answer never gets longer (memory is set aside)
-  std::span<const std::vector<int32_t>> bad_words;  // token sequences, none empty (text/stop_strings.h)
+  std::span<const std::vector<int32_t>> bad_words;  // token sequences, none empty (text/bad_words.h)
   std::span<const int32_t> end_tokens;              // end of sequence (unless ignored) and stop tokens
 };
 
