@@ -1,5 +1,5 @@
-// CacheLayout: which kinds of rows a model keeps of a sequence, as the cache sees them: groups of equal blocks. What the
-// bytes mean is the model's business (model/kv_layout.h).
+// CacheLayout: which kinds of rows a model keeps of a sequence, as the cache sees them: groups of equal blocks. What
+// the bytes mean is the model's business (model/kv_layout.h).
 #pragma once
 
 #include <cstdint>

@@ -2,10 +2,10 @@
 // never touches bytes; where bytes must move it says so (BlockCopy).
 //
 // A *unit* is a whole prefix of `length` tokens that matches completely or not at all. It holds references to every
-// block that a sequence of that length needs (all blocks of full groups, the retained ones of the others), so a sequence
-// that adopts it continues exactly as if it had computed the prefix itself. Blocks are shared by reference count. Rows
-// below a unit's length never change; the block that the length falls into may go on being filled by the sequence that
-// published the unit, and is copied when another adopts it.
+// block that a sequence of that length needs (all blocks of full groups, the retained ones of the others), so a
+// sequence that adopts it continues exactly as if it had computed the prefix itself. Blocks are shared by reference
+// count. Rows below a unit's length never change; the block that the length falls into may go on being filled by the
+// sequence that published the unit, and is copied when another adopts it.
 //
 // Changed by the engine thread only. Nothing here waits or does I/O.
 #pragma once
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cache/cache_layout.h"
@@ -23,6 +24,7 @@ struct KvCacheOptions {
   std::vector<int32_t> num_blocks;  // a group
   bool prefix_caching = true;       // off: nothing matches, nothing is published
   int64_t max_units = 1 << 16;
+  bool debug = false;  // blocks are handed out in the order they became free, so that use after release is noticed
 };
 
 struct PrefixMatch {
@@ -50,6 +52,10 @@ class KvCache {
 
   // The longest unit of at most max_length tokens that is a prefix of `tokens`. Units of another salt are not seen.
   PrefixMatch match(std::span<const int32_t> tokens, int64_t max_length, uint64_t salt);
+
+  // Remembers tokens that are being computed, so that a prompt which shares a prefix with them is told so
+  // (branch_length) before their units are published.
+  void see(std::span<const int32_t> tokens, uint64_t salt);
 
   // Fills an empty table with the unit's blocks; partly filled ones are copied (appended to `copies`, to be done before
   // anything of the table is read or written). False, and nothing changed, if there is no room for the copies.
