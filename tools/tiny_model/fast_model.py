@@ -162,10 +162,10 @@ class FastModel:
         """Storage-format weights of one step; gradients reach the parameters through them."""
         return stored_values(self.target)
 
-    def __call__(self, batch, values, sparse=True, index_queries=0, taps=(), want="loss", off=()):
+    def __call__(self, batch, values, sparse=True, index_queries=0, taps=(), want="loss", off=(), dropout=(0.0, 0.0)):
         """want: "loss", "logits" or "final". index_queries: sampled queries a row that train the indexer; 0 for none.
 
-        off: names of parts to ablate, of "engram", "candidates".
+        off: names of parts to ablate, of "engram", "candidates". dropout: of sublayer outputs, and of whole Engram rows.
         """
         config, f, v = self.config, self.f, values
         b, n = batch.tokens.shape
@@ -183,17 +183,17 @@ class FastModel:
             prefix = "layers.%d." % layer
             if layer in rows:
                 table = v[prefix + "engram.embed.weight"]
-                memory = F.embedding(rows[layer].flatten(0, 1), table).flatten(1)
+                memory = _drop_rows(F.embedding(rows[layer].flatten(0, 1), table), dropout[1]).flatten(1)
                 x = f.engram(x, memory, *(v[prefix + "engram." + w] for w in ("wkv.weight", "q_weight", "k_weight")))
             if layer in taps:
                 result.taps[layer] = x.float().mean(dim=1).to(x.dtype).view(b, n, -1)
             u, next_a, c, m = self._mix_in(x, a, v, prefix, "attn")
             y = self._attention(layer, u, v, tables, batch, shared, sparse, trainer)
-            x, a = f_spread(x, y, c, m), next_a
+            x, a = f_spread(x, _drop(y, dropout[0]), c, m), next_a
             u, next_a, c, m = self._mix_in(x, a, v, prefix, "ffn")
             y, load = self._moe(u, v, prefix, config)
             result.load.append(load)
-            x, a = f_spread(x, y, c, m), next_a
+            x, a = f_spread(x, _drop(y, dropout[0]), c, m), next_a
         result.final = (x, a)
         if want == "logits":
             result.logits = f.head_logits(x, a, v["norm.weight"], v["head.weight"]).view(b, n, -1)
@@ -264,6 +264,15 @@ class FastModel:
             shared.candidates = self._candidates(scores, visible)
         restricted = config.uses_candidates(layer) and "candidates" not in shared.ablated
         shared.selected = self._best(scores, shared.candidates if restricted else visible, config.index_topk)
+
+
+def _drop(x, p):
+    return F.dropout(x, p) if p else x
+
+
+def _drop_rows(rows, p):
+    """rows [T, columns, size]: each row is kept whole or dropped whole."""
+    return rows * F.dropout(torch.ones_like(rows[..., :1]), p) if p else rows
 
 
 def f_spread(x, y, c, m):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from .calibration import fit_temperatures, report
-from .generate import generate, prompt_batch
+from .generate import generate_packed, prompt_batch
 
 PROMPT_TOKENS = 40
 
@@ -24,14 +24,13 @@ def prompts_of(documents, count):
 
 
 @torch.no_grad()
-def record(draft_model, target_values, draft_values, prompts, new_tokens):
-    """(z [N, K], accepted [N], accepted per round) of all complete blocks behind greedy continuations.
+def record(draft_model, target_values, draft_values, prompts, texts):
+    """(z [N, K], accepted [N], accepted per round) of all complete blocks behind the target's greedy continuations.
 
     Blocks that the end of a continuation cuts are left out. Rounds jump from anchor to anchor as decoding does.
     """
     model, k = draft_model.model, draft_model.block
     device = target_values["embed.weight"].device
-    texts = generate(model, target_values, prompts, new_tokens)
     sequences = [p + t for p, t in zip(prompts, texts)]
     length = -(-max(map(len, sequences)) // 64) * 64
     batch, _ = prompt_batch(sequences, length, device)
@@ -62,15 +61,18 @@ def _rounds(places, accepted):
     return np.array(visited, dtype=int)
 
 
-def measure(draft_model, target_values, draft_values, groups, prompts_per_group, new_tokens):
-    """Report by group; temperatures fitted on the even prompts of all groups, figures on the odd ones."""
+def measure(draft_model, target_values, draft_values, continuations):
+    """(report by group, records by group); continuations: {group: (prompts, the target's greedy texts)}.
+
+    Temperatures are fitted on the even prompts of all groups, figures are from the odd ones.
+    """
     fits, tests = [], {}
-    for group, documents in groups.items():
-        prompts = prompts_of(documents, prompts_per_group)
+    for group, (prompts, texts) in continuations.items():
         if len(prompts) < 2:
             continue
-        fits.append(record(draft_model, target_values, draft_values, prompts[0::2], new_tokens))
-        tests[group] = record(draft_model, target_values, draft_values, prompts[1::2], new_tokens)
+        fits.append(record(draft_model, target_values, draft_values, prompts[0::2], texts[0::2]))
+        tests[group] = record(draft_model, target_values, draft_values, prompts[1::2], texts[1::2])
+    records = {"fit": tuple(np.concatenate([f[i] for f in fits]) for i in (0, 1)), **tests}
     z, accepted = (np.concatenate([f[i] for f in fits]) for i in (0, 1))
     temperatures = fit_temperatures(z, accepted)
     tests["all"] = tuple(np.concatenate([t[i] for t in tests.values()]) for i in range(3))
@@ -80,4 +82,11 @@ def measure(draft_model, target_values, draft_values, groups, prompts_per_group,
             values = report(z, accepted, temperatures)
             values["rounds"], values["mean_accepted_per_round"] = int(len(rounds)), float(rounds.mean())
             result["groups"][group] = values
-    return result
+    return result, records
+
+
+def held_out_continuations(model, values, groups, prompts_per_group, new_tokens, rows, length, taps):
+    """{group: (prompts, greedy texts)}, generated together."""
+    prompts = {g: prompts_of(documents, prompts_per_group) for g, documents in groups.items()}
+    texts = iter(generate_packed(model, values, sum(prompts.values(), []), new_tokens, rows, length, taps))
+    return {g: (some, [next(texts) for _ in some]) for g, some in prompts.items()}

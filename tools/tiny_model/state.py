@@ -45,14 +45,19 @@ def settle(*models):
 
 
 def save_state(directory, counters, *models):
-    os.makedirs(directory, exist_ok=True)
+    """Writes beside the old files and swaps at the end, so that a copy taken meanwhile is one state or the other."""
+    fresh = os.path.join(directory, ".writing")
+    os.makedirs(fresh, exist_ok=True)
     tensors = {}
     for model in models:
         tensors.update(encode_parameters(model))
-    write_shards(directory, tensors, SHARD_BYTES)
-    with open(os.path.join(directory, FILE), "w") as file:
+    write_shards(fresh, tensors, SHARD_BYTES)
+    with open(os.path.join(fresh, FILE), "w") as file:
         json.dump(counters, file, indent=1)
         file.write("\n")
+    for name in os.listdir(fresh):
+        os.replace(os.path.join(fresh, name), os.path.join(directory, name))
+    os.rmdir(fresh)
 
 
 class BackgroundSaver:

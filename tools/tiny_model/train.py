@@ -20,7 +20,7 @@ from .fast_model import FastModel
 from .generate import generate
 from .measure import bits_per_byte, line
 from .optimizer import Optimizer
-from .plans import PLANS, WARMUP_STEPS, phase_at, rate_at, shortened
+from .plans import PLANS, WARMUP_STEPS, phase_at, rate_at, shortened, tokens_by_group
 from .session import Clock, Log, Session, add_arguments
 from .state import BackgroundSaver
 
@@ -58,6 +58,7 @@ class Trainer:
         self.balancer = Balancer(session.target)
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.steps, self.tokens = 0, 0
+        self.phase_tokens = [0] * len(phases)
         self.snapshot = None
         self.sums = None
         self.micro = 1
@@ -68,7 +69,9 @@ class Trainer:
         load = None
         for part in _slices(compact, self.micro):
             batch = to_batch(part, phase.prompt_weight, self.session.device)
-            out = self.model(batch, self.model.values(), sparse=phase.sparse, index_queries=phase.index_queries)
+            out = self.model(
+                batch, self.model.values(), sparse=phase.sparse, index_queries=phase.index_queries, dropout=phase.dropout
+            )
             loss = out.loss / count
             total = loss if out.index_loss is None else loss + out.index_loss / self.micro
             total.backward()
@@ -167,12 +170,49 @@ def _slices(compact, count):
         yield tuple(a[at : at + rows] for a in compact)
 
 
-def train(session, trainer, loader, saver, reserve, is_first):
-    """Steps until the clock leaves only `reserve` seconds; saves once half way."""
+class Watch:
+    """Looks at half of the held-out documents now and then and remembers the parameters that did best there."""
+
+    def __init__(self, session, trainer, enabled):
+        held_out = load_groups([session.arguments.held_out], tuple(GROUPS)) if enabled else {}
+        limit = 4 if session.arguments.size == "toy" else None
+        self.groups = {g: documents[:limit:2] for g, documents in held_out.items()}
+        self.session, self.trainer = session, trainer
+        self.last, self.best, self.best_state = time.time(), math.inf, None
+
+    def due(self):
+        return bool(self.groups) and time.time() - self.last >= self.session.arguments.watch_seconds
+
+    def look(self, phase):
+        self.last = time.time()
+        session, model = self.session, self.trainer.model
+        rows = max(1, session.arguments.tokens_per_batch // phase.length)
+        measured = bits_per_byte(model, model.values(), self.groups, session.bytes_of_token, phase.length, rows)
+        mean = sum(measured[g]["bits_per_byte"] for g in self.groups) / len(self.groups)
+        session.log.record(step=self.trainer.steps, watched={g: r["bits_per_byte"] for g, r in measured.items()}, mean=mean)
+        session.log.say("watched: mean %.4f  %s" % (mean, line(measured)))
+        if mean < self.best:
+            self.best = mean
+            self.best_state = {k: v.detach().clone() for k, v in session.target.state_dict().items()}
+
+    def settle(self):
+        """The best parameters, where the last ones are worse by more than the measure's own noise."""
+        if self.best_state is None:
+            return
+        best = self.best
+        self.look(self.trainer.phases[-1])
+        now = self.session.log.records[-1]["mean"]
+        if now > best + 0.002:
+            self.session.log.say("the last parameters are worse than earlier ones (%.4f, %.4f): those are kept" % (now, best))
+            self.session.target.load_state_dict(self.best_state)
+
+
+def train(session, trainer, loader, saver, watch, reserve, is_first):
+    """Steps until the clock leaves only `reserve` seconds; saves now and then."""
     clock, arguments = session.clock, session.arguments
     end = clock.seconds - reserve
     since = {"time": time.time(), "tokens": 0}
-    half_saved, started = False, set()
+    saved, started = time.time(), set()
     while True:
         progress = clock.elapsed() / max(end, 1e-9)
         if trainer.world > 1:
@@ -187,6 +227,7 @@ def train(session, trainer, loader, saver, reserve, is_first):
         started.add(index)
         run(loader.next(index), phase, rate)
         since["tokens"] += trainer.tokens - before
+        trainer.phase_tokens[index] += trainer.tokens - before
         if trainer.steps == 1:
             session.log.say("first step done")
         if trainer.steps % SNAPSHOT_STEPS == 0 or time.time() - since["time"] >= arguments.log_seconds:
@@ -194,8 +235,10 @@ def train(session, trainer, loader, saver, reserve, is_first):
         if time.time() - since["time"] >= arguments.log_seconds:
             trainer.report(index, rate, since)
             since = {"time": time.time(), "tokens": 0}
-        if progress > 0.5 and not half_saved and is_first:
-            half_saved = True
+        if is_first and phase.sparse and watch.due():
+            watch.look(phase)
+        if is_first and time.time() - saved >= arguments.save_seconds:
+            saved = time.time()
             saver.save(session.counters, session.target, session.drafter)
 
 
@@ -236,22 +279,26 @@ def variants(model):
     yield "with bf16 master weights", masters, ()
 
 
-def finish(session, trainer, saver, plan):
+def finish(session, trainer, saver, plan, spent):
     """Held-out figures, samples, the state and the report."""
     arguments, log = session.arguments, session.log
     length = trainer.phases[-1].length if trainer.phases[-1].length <= 2048 else 2048
     saver.wait()
     session.counters["tokens"] += trainer.tokens
-    session.counters["rounds"].append({"plan": plan, "steps": trainer.steps, "tokens": trainer.tokens})
+    session.counters["rounds"].append(
+        {"plan": plan, "steps": trainer.steps, "tokens": trainer.tokens, "million_tokens_by_group": spent}
+    )
     saver.save(session.counters, session.target, session.drafter)
     held_out = load_groups([arguments.held_out], tuple(GROUPS))
     rows = max(1, arguments.tokens_per_batch // length)
     limit = 4 if arguments.size == "toy" else None
     measured = {}
+    load = []
     for name, values, off in variants(trainer.model):
-        measured[name] = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, off, limit)
+        counted = load if not measured else None
+        measured[name] = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, off, limit, counted)
         log.say("held out, %s: %s" % (name, line(measured[name])))
-        session.write_report(counters=session.counters, held_out=measured)
+        session.write_report(counters=session.counters, held_out=measured, expert_load=load)
     try:
         from tokenizers import Tokenizer
 
@@ -266,7 +313,7 @@ def finish(session, trainer, saver, plan):
         )
         for prompt, text in made:
             log.say("%s » %s" % (prompt, text))
-        session.write_report(counters=session.counters, held_out=measured, samples=made)
+        session.write_report(counters=session.counters, held_out=measured, expert_load=load, samples=made)
     except Exception as problem:
         log.say("no samples: %s" % problem)
     saver.wait()
@@ -278,6 +325,8 @@ def main():
     add_arguments(parser)
     parser.add_argument("--plan", required=True, choices=sorted(PLANS))
     parser.add_argument("--reserve", type=float, default=45, help="seconds kept for measuring and saving")
+    parser.add_argument("--watch-seconds", type=float, default=45, help="between looks at held-out documents")
+    parser.add_argument("--save-seconds", type=float, default=200)
     arguments = parser.parse_args()
     clock = Clock(arguments.minutes)
     rank = int(os.environ.get("RANK", 0))
@@ -286,7 +335,8 @@ def main():
     phases = shortened(PLANS[arguments.plan], arguments.length) if arguments.length else PLANS[arguments.plan]
     session = Session(arguments, clock, log)
     groups = load_groups(arguments.data)
-    log.say("documents: " + ", ".join("%s %d" % (g, len(d)) for g, d in groups.items()))
+    held = {g: sum(len(d.ids) for d in docs) / 1e6 for g, docs in groups.items()}
+    log.say("documents: " + ", ".join("%s %d (%.2f M tokens)" % (g, len(d), held[g]) for g, d in groups.items()))
     loader_phases = [(p.mixture, p.length) for p in phases]
     window = session.config["text_config"]["sliding_window"]
     seed = arguments.seed + 1000 * rank + 7 * session.counters["tokens"]
@@ -296,10 +346,14 @@ def main():
     session.to_device()
     trainer = Trainer(session, phases)
     saver = BackgroundSaver(arguments.out, session.build)
-    train(session, trainer, loader, saver, arguments.reserve, rank == 0)
+    watch = Watch(session, trainer, rank == 0)
+    train(session, trainer, loader, saver, watch, arguments.reserve, rank == 0)
     loader.close()
     if rank == 0:
-        finish(session, trainer, saver, arguments.plan)
+        spent = tokens_by_group(phases, trainer.phase_tokens, groups)
+        log.say("passes: " + ", ".join("%s %.1f" % (g, spent[g] / held[g]) for g in groups))
+        watch.settle()
+        finish(session, trainer, saver, arguments.plan, spent)
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -1,17 +1,24 @@
 """One round of drafter training on the frozen target of a state, then temperatures and figures on held-out prompts.
 
+First on text of the corpus, then half of it on what the target itself writes, greedily, after beginnings of that text.
+
     python3 -m tools.tiny_model.train_drafter --state .train/state --data .train/part0 --held-out .train/heldout --out OUT
 """
 
 import argparse
+import os
 import time
 
+import numpy as np
 import torch
 
-from .batches import Loader, Mixture, load_groups, to_batch
+from .batches import Loader, Mixture, Packer, load_groups, to_batch
+from .documents import Document
+from .blocks import exact_linear
 from .draft_model import DraftModel
 from .fast_model import Compiled, FastModel
-from .measure_drafter import measure
+from .generate import generate_packed, slots
+from .measure_drafter import held_out_continuations, measure
 from .optimizer import Optimizer
 from .plans import WARMUP_STEPS
 from .session import Clock, Log, Session, add_arguments
@@ -20,7 +27,9 @@ from .train import Balancer
 
 MIXTURE = Mixture({"stories": 0.35, "storybooks": 0.15, "prose": 0.1, "dialogue": 0.25, "tools": 0.1, "code-json": 0.05})
 DECAY = 4.0  # weight exp(-(k - 1) / DECAY) of block position k
-CROSS_ENTROPY, OVERLAP, CONFIDENCE = 0.1, 0.9, 1.0
+CROSS_ENTROPY, OVERLAP, CONFIDENCE = 0.4, 0.6, 1.0
+BEHIND_OTHERS = 0.15  # weight of positions behind a token that the target would not have chosen: drafting never gets there
+OWN_SHARES = {"stories": 0.5, "storybooks": 0.1, "dialogue": 0.3, "tools": 0.1}  # of the prompts that the target continues
 
 
 def sample_anchors(weights, count, block):
@@ -43,6 +52,10 @@ class DrafterTrainer:
             self.target_values = {k: v.detach() for k, v in self.target.values().items()}
         self.steps, self.tokens, self.sums = 0, 0, 0.0
 
+    @staticmethod
+    def greedy(final, head):
+        return torch.cat([exact_linear(part, head).argmax(dim=-1) for part in final.split(16384)])
+
     def step(self, compact, rate):
         block, v0 = self.model.block, self.target_values
         batch = to_batch(compact, 0.0, self.session.device)
@@ -53,7 +66,12 @@ class DrafterTrainer:
             places = anchor.unsqueeze(1) + torch.arange(block, device=row.device)
             rows = row.unsqueeze(1)
             valid = (batch.weights[rows, places] > 0).float().cumprod(dim=1)
+            wanted = final[rows, places].flatten(0, 1)
+            best = self.greedy(wanted, v0["head.weight"]).view_as(valid)
+            chosen = (best == batch.labels[rows, places]).float().cumprod(dim=1)
+            chosen = torch.cat((torch.ones_like(chosen[:, :1]), chosen[:, :-1]), dim=1)
             weights = valid * torch.exp(-torch.arange(block, device=row.device) / DECAY)
+            weights = weights * (BEHIND_OTHERS + (1 - BEHIND_OTHERS) * chosen)
             scale = 1 / weights.sum().clamp(min=1e-6)
         v = self.model.values()
         features = self.model.features(out.taps, v)
@@ -66,8 +84,8 @@ class DrafterTrainer:
             v0["head.weight"],
             self.model.last(v, "markov_head.head.weight"),
             self.model.last(v, "confidence_head.proj.weight"),
-            final[rows, places].flatten(0, 1),
-            batch.labels[rows, places].flatten(),
+            wanted,
+            best.flatten(),
             weights.flatten(),
         )
         cross, distance, confidence = sums * scale
@@ -77,10 +95,11 @@ class DrafterTrainer:
         self.balancer.step(torch.stack(loads), min(rate, 1.0))
         self.steps += 1
         self.tokens += batch.tokens.numel()
-        self._note(valid, overlap.view_as(valid), match.view_as(valid), (sums * scale).detach())
+        self._note(valid * chosen, overlap.view_as(valid), match.view_as(valid), (sums * scale).detach())
 
     @torch.no_grad()
     def _note(self, valid, overlap, match, losses):
+        """valid: positions that drafting would reach with every draft before accepted."""
         count = valid.sum(dim=0).clamp(min=1)
         chain = (match * valid).cumprod(dim=1).sum(dim=0) / valid[:, 0].sum().clamp(min=1)
         parts = [losses, (overlap * valid).sum(dim=0) / count, (match * valid).sum(dim=0) / count, chain]
@@ -100,6 +119,39 @@ class DrafterTrainer:
         )
 
 
+def prompts_for(groups, count, rng):
+    """Beginnings of training documents: of texts 16 to 64 tokens, of conversations all before the first answer."""
+    prompts = []
+    shares = {g: s for g, s in OWN_SHARES.items() if g in groups}
+    for group, share in shares.items():
+        documents = groups[group]
+        for index in rng.permutation(len(documents))[: int(count * share / sum(shares.values()))]:
+            document = documents[index]
+            is_text = len(document.spans) == 2 and document.spans[0] == 1
+            cut = int(rng.integers(16, 65)) if is_text else document.spans[0]
+            if cut <= 160 and len(document.ids) >= cut:
+                prompts.append(document.ids[:cut].tolist())
+    return [prompts[i] for i in rng.permutation(len(prompts))]
+
+
+def own_documents(trainer, groups, arguments, rows, length, log):
+    """Documents whose answers the target wrote, as many as fit --own-seconds."""
+    rng = np.random.default_rng(arguments.seed)
+    room = length - 8 - arguments.new_tokens
+    prompts = [p for p in prompts_for(groups, 16000, rng) if len(p) <= room]
+    begin, documents, at = time.time(), [], 0
+    while at < len(prompts) and (not documents or time.time() - begin < arguments.own_seconds):
+        ahead = prompts[at : at + rows * length // arguments.new_tokens]
+        at += len(ahead)
+        some = [p for p, (row, _) in zip(ahead, slots(ahead, arguments.new_tokens, length)) if row < rows]
+        texts = generate_packed(
+            trainer.target, trainer.target_values, some, arguments.new_tokens, rows, length, trainer.session.drafter.targets
+        )
+        documents += [Document(np.array(p + t, dtype=np.uint16), [len(p), len(t)]) for p, t in zip(some, texts) if t]
+    log.say("the target wrote %d continuations, %.2f M tokens" % (len(documents), sum(d.spans[1] for d in documents) / 1e6))
+    return documents
+
+
 class _Stages:
     def __init__(self, drafter):
         self.layers = drafter.mtp
@@ -112,6 +164,8 @@ def main():
     parser.add_argument("--reserve", type=float, default=75, help="seconds kept for measuring and saving")
     parser.add_argument("--prompts", type=int, default=120, help="held-out prompts a group, half to fit, half to test")
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--own-seconds", type=float, default=60, help="time for text by the target itself")
+    parser.add_argument("--own-at", type=float, default=0.3, help="share of the time after which it writes")
     parser.add_argument("--peak", type=float, default=1.0, help="learning rate at the start, relative")
     arguments = parser.parse_args()
     clock = Clock(arguments.minutes)
@@ -128,11 +182,17 @@ def main():
     trainer = DrafterTrainer(session, min(arguments.anchors, length // 8))
     saver = BackgroundSaver(arguments.out, session.build)
     end = clock.seconds - arguments.reserve
+    rows = max(1, arguments.tokens_per_batch // length)
+    own = None
     since = {"time": time.time(), "tokens": 0, "steps": 0}
     while clock.elapsed() < end:
         progress = clock.elapsed() / end
-        rate = arguments.peak * (1.0 if progress < 0.4 else max(0.02, 1 - (progress - 0.4) / 0.6))
-        trainer.step(loader.next(0), rate)
+        if own is None and progress >= arguments.own_at:
+            documents = own_documents(trainer, groups, arguments, rows, length, log)
+            own = Packer({"own": documents}, arguments.seed, window).batches(Mixture({"own": 1.0}), length, rows)
+            continue
+        rate = arguments.peak * (1.0 if progress < 0.4 else max(0.01, 1 - (progress - 0.4) / 0.6))
+        trainer.step(next(own) if own and trainer.steps % 2 else loader.next(0), rate)
         since["steps"] += 1
         since["tokens"] += arguments.tokens_per_batch
         if trainer.steps == 1:
@@ -148,7 +208,13 @@ def main():
     with torch.no_grad():
         values = {k: v.detach() for k, v in draft.values().items()}
         held_out = load_groups([arguments.held_out], ("stories", "storybooks", "dialogue", "tools"))
-        result = measure(draft, trainer.target_values, values, held_out, arguments.prompts, arguments.new_tokens)
+        continuations = held_out_continuations(
+            trainer.target, trainer.target_values, held_out, arguments.prompts, arguments.new_tokens, rows, length, session.drafter.targets
+        )
+        result, records = measure(draft, trainer.target_values, values, continuations)
+    os.makedirs(arguments.out, exist_ok=True)
+    with open(os.path.join(arguments.out, "records.npz"), "wb") as file:
+        np.savez_compressed(file, **{"%s_%s" % (g, n): a for g, r in records.items() for n, a in zip(("z", "accepted", "rounds"), r)})
     for group, values in result["groups"].items():
         log.say(
             "%s: accepted %.2f a round (%d rounds), ece %s"
