@@ -21,6 +21,7 @@ enum class ErrorCode {
   kIo,            // the operating system refused or failed
   kUnsupported,   // well-formed, but not something this build or machine can do
   kOutOfMemory,
+  kUnavailable,  // no room now; the same request may succeed later
 };
 
 class [[nodiscard]] Status {
