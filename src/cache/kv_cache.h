@@ -7,6 +7,19 @@
 // count. Rows below a unit's length never change; the block that the length falls into may go on being filled by the
 // sequence that published the unit, and is copied when another adopts it.
 //
+// *Tiers.* With host blocks, a unit that must leave the device is saved to host memory first; with `disk` it goes on
+// from there to files, and outlives the process. Only bytes' movers wait; the protocol of a step is:
+//   1. Results of disk jobs go to disk_job_done(), collected steps to steps_done().
+//   2. Planning: match() also tells the longest unit stored elsewhere, if that is longer (stored_length). begin_load()
+//   takes
+//      device blocks for it into an empty table; load_state() tells when the table can be used.
+//   3. When the plan is complete, take_transfers() gives what the step must move before all else: first the transfers,
+//   in
+//      their order, then the BlockCopys, in theirs, then the step proper; on the device all of it after earlier steps.
+//   4. take_disk_jobs() gives what to hand to the disk's worker; a job it refuses is reported as done, not ok.
+// A failed load is no error: the table is released and the tokens are computed. At start, add_stored_unit() names what
+// the disk holds; before the end, save_all_units().
+//
 // Changed by the engine thread only. Nothing here waits or does I/O.
 #pragma once
 
@@ -17,6 +30,7 @@
 #include <vector>
 
 #include "cache/cache_layout.h"
+#include "cache/transfers.h"
 
 namespace deepinfer {
 
@@ -25,19 +39,41 @@ struct KvCacheOptions {
   bool prefix_caching = true;       // off: nothing matches, nothing is published
   int64_t max_units = 1 << 16;
   bool debug = false;  // blocks are handed out in the order they became free, so that use after release is noticed
+  std::vector<int32_t> num_host_blocks = {};  // a group; empty: no tier below the device
+  bool disk = false;                          // units in host memory are written to disk as well; needs host blocks
+  ContentKey fingerprint = {};                // cache_fingerprint(); needed for tiers
 };
 
 struct PrefixMatch {
   int64_t length = 0;         // tokens of the unit to adopt; 0: none
   int64_t branch_length = 0;  // longest prefix shared with anything seen before (>= length); a good place for a unit
   int64_t unit = -1;          // valid until the cache changes
+
+  // The longest unit that only lower tiers have, if it is longer than `length`; 0: none.
+  int64_t stored_length = 0;
+  int64_t stored_unit = -1;
+  Tier stored_tier = Tier::kDevice;  // the fastest that has it
 };
+
+enum class LoadState { kPending, kReady, kFailed };
 
 struct KvCacheCounters {
   int64_t units = 0;
   int64_t published = 0;
   int64_t evicted = 0;
   int64_t adopted = 0;
+
+  int64_t seen_tokens = 0;  // told by see(); those that no tier gave are the misses
+  int64_t device_hit_tokens = 0;
+  int64_t host_hit_tokens = 0;
+  int64_t disk_hit_tokens = 0;
+  int64_t host_saved_bytes = 0;
+  int64_t host_loaded_bytes = 0;
+  int64_t disk_saved_bytes = 0;
+  int64_t disk_loaded_bytes = 0;
+  int64_t host_saves_skipped = 0;  // units that left the device unsaved: no room
+  int64_t disk_save_failures = 0;
+  int64_t disk_load_failures = 0;
 };
 
 class KvCache {
@@ -53,7 +89,7 @@ class KvCache {
   // The longest unit of at most max_length tokens that is a prefix of `tokens`. Units of another salt are not seen.
   PrefixMatch match(std::span<const int32_t> tokens, int64_t max_length, uint64_t salt);
 
-  // Remembers tokens that are being computed, so that a prompt which shares a prefix with them is told so
+  // Remembers the tokens of a request that starts, so that a prompt which shares a prefix with them is told so
   // (branch_length) before their units are published.
   void see(std::span<const int32_t> tokens, uint64_t salt);
 
@@ -84,6 +120,26 @@ class KvCache {
 
   void drop_all_units();
 
+  // Begins to bring back match.stored_unit: fills an empty table with device blocks whose rows arrive later. The id of
+  // the load; -1, and nothing changed, if there is no room. Requires: stored_length > 0.
+  int64_t begin_load(const PrefixMatch& match, BlockTable& table);
+  // Ready: rows are in place for the step being planned (its transfers bring them). Failed: release the table and
+  // compute. Either answer ends the load: its id is not to be used again.
+  LoadState load_state(int64_t load);
+  // Ends a load whose outcome nobody waits for; the table is released like any other.
+  void abandon_load(int64_t load);
+
+  // Appends the transfers of `step`, whose plan is complete.
+  void take_transfers(int64_t step, std::vector<BlockTransfer>& transfers);
+  void take_disk_jobs(std::vector<DiskJob>& jobs);
+  void disk_job_done(const DiskJobResult& result);
+  // The disk has this unit.
+  void add_stored_unit(std::span<const int32_t> tokens, uint64_t salt);
+  // Saves units that only the device holds, as long as host memory lasts. Returns how many still wait: repeat after the
+  // disk has taken what host memory holds.
+  int64_t save_all_units();
+
+  int32_t num_free_host(int group) const;
   int32_t num_free(int group) const;  // at once, without eviction
   int32_t capacity(int group) const;
   const KvCacheCounters& counters() const;
