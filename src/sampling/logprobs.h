@@ -8,21 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "deepinfer/logprobs.h"
+
 namespace deepinfer {
-
-struct TokenLogprob {
-  int32_t token = 0;
-  double logprob = 0;
-
-  bool operator==(const TokenLogprob&) const = default;
-};
-
-struct TokenLogprobs {
-  int32_t token = 0;
-  double logprob = 0;
-  int64_t rank = 0;                // how many tokens are at least as likely, itself among them: 1 is the best alone
-  std::vector<TokenLogprob> best;  // likeliest first, ties by the lower id; need not hold `token`
-};
 
 // What turns a logit of a row into its log-probability. Requires: logits without NaN, one of them above -infinity.
 class LogSoftmax {

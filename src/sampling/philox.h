@@ -35,12 +35,18 @@ inline uint64_t choice_key(uint64_t seed, int32_t choice) {
   return x ^ (x >> 31);
 }
 
-// A number in (0, 1), a function of (key, position, id) alone: 32 random bits, centred in their interval.
-inline double uniform_at(uint64_t key, int64_t position, int32_t id) {
+// The random words of ids 4 * group .. 4 * group + 3 at a position.
+inline std::array<uint32_t, 4> random_words(uint64_t key, int64_t position, uint32_t group) {
   const auto p = static_cast<uint64_t>(position);
-  const auto words =
-      philox(key, {static_cast<uint32_t>(id) / 4, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
-  return (words[static_cast<uint32_t>(id) % 4] + 0.5) * 0x1p-32;
+  return philox(key, {group, static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0});
+}
+
+// A number in (0, 1): 32 random bits, centred in their interval.
+inline double uniform_of(uint32_t word) { return (word + 0.5) * 0x1p-32; }
+
+// A function of (key, position, id) alone.
+inline double uniform_at(uint64_t key, int64_t position, int32_t id) {
+  return uniform_of(random_words(key, position, static_cast<uint32_t>(id) / 4)[static_cast<uint32_t>(id) % 4]);
 }
 
 }  // namespace deepinfer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 
 #include "sampling/philox.h"
@@ -13,8 +14,12 @@ constexpr double kGreedyBelow = 1e-5;
 // No noise exceeds -log(-log(1 - 2^-33)).
 constexpr double kLargestNoise = 22.9;
 
-double gumbel_at(uint64_t key, int64_t position, int32_t id) {
-  return -std::log(-std::log(uniform_at(key, position, id)));
+double gumbel(uint32_t word) { return -std::log(-std::log(uniform_of(word))); }
+
+// At least gumbel(word), without a logarithm: -log(-log(u)) <= -log(1 - u), and 1 - u >= 2^-(leading ones of u + 1).
+double gumbel_bound(uint32_t word) {
+  constexpr double kAboveLogTwo = 0.6932;
+  return (std::countl_one(word) + 1) * kAboveLogTwo;
 }
 
 // Best first, ties to the lower id: the order in which top-k and top-p keep tokens.
@@ -23,50 +28,70 @@ struct Better {
   bool operator()(int32_t a, int32_t b) const { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; }
 };
 
-// Leaves in `ids` the smallest set of best ones with at least `top_p` of the probability of all, best first. Few are
-// needed as a rule, so the order is found piece by piece.
-void keep_top_p(std::vector<int32_t>& ids, std::span<const float> logits, double temperature, double top_p) {
-  const Better better{logits};
-  const double best = logits[*std::min_element(ids.begin(), ids.end(), better)];
+// Leaves in `ids` the smallest set of best ones with at least `top_p` of the probability of all. Without
+// sorting them all: weights are summed by how far below the best their tokens are, and only the slice in which the sum
+// is reached is sorted. Every sum runs in an order that the ids and logits fix.
+void keep_top_p(std::vector<int32_t>& ids, std::span<const float> logits, double best, double temperature,
+                double top_p) {
+  constexpr int kSlices = 1024;
+  constexpr double kSlicesPerUnit = 16;  // of (best - logit) / temperature; the last slice holds all the rest
+  const auto slice = [&](int32_t id) {
+    return static_cast<int>(std::min<double>(kSlices - 1, (best - logits[id]) / temperature * kSlicesPerUnit));
+  };
   const auto weight = [&](int32_t id) { return std::exp((logits[id] - best) / temperature); };
+  std::array<double, kSlices> weights{};
+  for (const int32_t id : ids) weights[slice(id)] += weight(id);
   double total = 0;
-  for (const int32_t id : ids) total += weight(id);
+  for (const double w : weights) total += w;
   double sum = 0;
-  for (size_t begin = 0, end = 64; begin < ids.size(); begin = end, end *= 4) {
-    end = std::min(end, ids.size());
-    if (end < ids.size()) std::nth_element(ids.begin() + begin, ids.begin() + end, ids.end(), better);
-    std::sort(ids.begin() + begin, ids.begin() + end, better);
-    for (size_t i = begin; i < end; ++i) {
-      sum += weight(ids[i]);
-      if (sum >= top_p * total) {
-        ids.resize(i + 1);
-        return;
-      }
-    }
-  }
+  int last = 0;
+  while (last < kSlices - 1 && sum + weights[last] < top_p * total) sum += weights[last++];
+  std::erase_if(ids, [&](int32_t id) { return slice(id) > last; });
+  const auto begin = std::partition(ids.begin(), ids.end(), [&](int32_t id) { return slice(id) < last; });
+  std::sort(begin, ids.end(), Better{logits});
+  auto end = begin;
+  while (end != ids.end() && sum < top_p * total) sum += weight(*end++);
+  ids.erase(end, ids.end());
 }
 
-// Gumbel-max, starting from the best token, so that those which even the largest noise cannot lift over the best so far
-// are skipped.
+// Gumbel-max, starting from the best token, so that those which their noise cannot lift over the best so far are
+// skipped before the noise is worked out.
 class Race {
  public:
   Race(std::span<const float> logits, int64_t position, double temperature, uint64_t key, int32_t best)
       : logits_(logits), position_(position), temperature_(temperature), key_(key), best_(best), winner_(best) {
-    score_ = logits[best] / temperature + gumbel_at(key, position, best);
+    score_ = logits[best] / temperature + gumbel(word(best));
   }
 
   void enter(int32_t id) {
     const double base = logits_[id] / temperature_;
-    if (base + kLargestNoise < score_ || id == best_) return;
-    const double score = base + gumbel_at(key_, position_, id);
-    if (score > score_ || (score == score_ && id < winner_)) {
-      winner_ = id;
-      score_ = score;
+    if (base + kLargestNoise >= score_) enter(id, base, word(id));
+  }
+  void enter_all() {
+    const auto size = static_cast<int32_t>(logits_.size());
+    for (int32_t first = 0; first < size; first += 4) {
+      const int32_t end = std::min(first + 4, size);
+      const float largest = *std::max_element(logits_.begin() + first, logits_.begin() + end);
+      if (largest / temperature_ + kLargestNoise < score_) continue;
+      const std::array<uint32_t, 4> words = random_words(key_, position_, static_cast<uint32_t>(first) / 4);
+      for (int32_t id = first; id < end; ++id) enter(id, logits_[id] / temperature_, words[id - first]);
     }
   }
   int32_t winner() const { return winner_; }
 
  private:
+  uint32_t word(int32_t id) const {
+    return random_words(key_, position_, static_cast<uint32_t>(id) / 4)[static_cast<uint32_t>(id) % 4];
+  }
+  void enter(int32_t id, double base, uint32_t word) {
+    if (base + gumbel_bound(word) < score_ || id == best_) return;
+    const double score = base + gumbel(word);
+    if (score > score_ || (score == score_ && id < winner_)) {
+      winner_ = id;
+      score_ = score;
+    }
+  }
+
   const std::span<const float> logits_;
   const int64_t position_;
   const double temperature_;
@@ -104,7 +129,7 @@ void Sampler::filter(std::span<const float> logits, float best, const SamplingPa
     ids_.resize(params.top_k);
     std::sort(ids_.begin(), ids_.end());  // an order of summation for top-p that no library decides
   }
-  if (params.top_p < 1) keep_top_p(ids_, logits, params.temperature, params.top_p);
+  if (params.top_p < 1) keep_top_p(ids_, logits, best, params.temperature, params.top_p);
 }
 
 int32_t Sampler::sample(std::span<const float> logits, int64_t position, const SamplingParams& params, uint64_t key) {
@@ -112,7 +137,7 @@ int32_t Sampler::sample(std::span<const float> logits, int64_t position, const S
   if (params.temperature < kGreedyBelow || logits[best] == -INFINITY) return best;
   Race race(logits, position, params.temperature, key, best);
   if (params.top_k <= 0 && params.top_p >= 1 && params.min_p <= 0) {
-    for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) race.enter(id);
+    race.enter_all();
   } else {
     filter(logits, logits[best], params);
     for (const int32_t id : ids_) race.enter(id);
