@@ -155,7 +155,7 @@ class Conversation {
     printer.print(deltas);
     printer.finish();
     if (isatty(STDERR_FILENO)) {
-      std::fprintf(stderr, "\033[2m%s%s\033[0m\n", result.reason == FinishReason::kCancelled ? "stopped. " : "",
+      std::fprintf(stderr, "\033[2m%s%s\033[0m\n", result.reason == FinishReason::kAborted ? "stopped. " : "",
                    speed_line(result.num_prompt_tokens - result.num_cached_tokens, result.prompt_seconds,
                               static_cast<int64_t>(result.tokens.size()), result.decode_seconds)
                        .c_str());

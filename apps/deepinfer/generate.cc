@@ -27,18 +27,6 @@ struct Flags {
   bool json = false;
 };
 
-const char* name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-  }
-  return "";
-}
-
 Result<std::vector<int32_t>> read_prompt(const Flags& flags, const Tokenizer& tokenizer, const ModelConfig& config) {
   std::string text;
   if (flags.prompt) {
@@ -103,7 +91,7 @@ Status generate(const Flags& flags, bool& was_interrupted) {
   DI_ASSIGN_OR_RETURN(const GenerationResult result,
                       session.generate(prompt, options, [&](int32_t token) { emit(detokenizer.push(token)); }));
   emit(detokenizer.finish());
-  was_interrupted = result.reason == FinishReason::kCancelled;
+  was_interrupted = result.reason == FinishReason::kAborted;
   if (flags.json) return print_json(prompt, result, options.sampling, text, running);
   std::printf("\n");
   std::fflush(stdout);

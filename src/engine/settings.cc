@@ -24,7 +24,7 @@ Result<std::string> read_device(std::string_view text) {
 }
 
 Result<int64_t> read_keep_tokens(std::string_view text) {
-  if (text == "exact") return int64_t{0};
+  if (text == "exact") return kExactKeepTokens;
   Result<int64_t> number = read_whole_number(text, 0, kMany);
   if (number.ok()) return number;
   return invalid_input("a whole number from 0 to {}, or exact", kMany);
@@ -117,9 +117,11 @@ void add_replay(Table& table) {
       "computes and ignores them (same results, for comparison).");
   table.bind(
       "yoco_prefill_keep_tokens", &EngineSettings::yoco_prefill_keep_tokens, "a whole number, or `exact`",
-      "Tokens at a prompt's end that the decoder's layers see. `exact` or 0: all of them. Less is faster and "
-      "changes results; it has to hold the window and what may be taken back (twice with overlapped scheduling).",
-      read_keep_tokens, [](int64_t value) { return std::to_string(value); });
+      "Tokens at a prompt's end that the decoder's layers see. 0: all of them; `exact`: as many as it takes for "
+      "results not to change. Less is faster and changes results; it has to hold the window and what may be taken "
+      "back (twice with overlapped scheduling).",
+      read_keep_tokens,
+      [](int64_t value) { return value == kExactKeepTokens ? std::string("exact") : std::to_string(value); });
   table.whole_number("max_backtracking_tokens", &EngineSettings::max_backtracking_tokens, 0, 4096,
                      "Tokens of a sequence that can be taken back.");
 }

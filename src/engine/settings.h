@@ -16,6 +16,9 @@
 
 namespace deepinfer {
 
+// yoco_prefill_keep_tokens: as many as it takes for results not to change.
+inline constexpr int64_t kExactKeepTokens = -1;
+
 struct EngineSettings {
   std::string settings;  // path of the file the others may come from
 
@@ -48,7 +51,7 @@ struct EngineSettings {
   int64_t disk_cache_bytes = 0;
 
   std::string yoco_prefill_truncation_mode = "compact";
-  int64_t yoco_prefill_keep_tokens = 0;  // 0 or "exact": every layer sees the whole prompt
+  int64_t yoco_prefill_keep_tokens = 0;  // 0: every layer sees the whole prompt
   int64_t max_backtracking_tokens = 0;
   int64_t use_nextn_decode = 0;
 

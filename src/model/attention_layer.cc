@@ -6,14 +6,14 @@
 namespace deepinfer {
 namespace {
 
-// kv: normalised, not yet rotated. Rotates, quantises and appends it as the tokens' window rows.
+// kv: normalised, not yet rotated. Rotates it and appends it, quantised, as the tokens' window rows.
 void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, MatrixView<float> kv) {
   Workspace& w = c.work;
   ops::rope(c.stream, {kv, 1, angles.cosine, angles.sine, false, c.rounding.round_to_bf16});
-  if (c.rounding.quantise_caches) ops::fake_quant(c.stream, {ops::FakeQuant::kE4m3Group32, kv, kv});
   w.row_tables.clear();
   for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->window(layer));
-  ops::write_rows(c.stream, {kv, w.row_tables, c.layout.positions});
+  ops::write_rows(c.stream,
+                  {kv, w.row_tables, c.layout.positions, c.cache_quantiser(ops::FakeQuant::kE4m3Group32)});
 }
 
 void attend(ForwardContext& c, int layer, const AttentionWeights& weights, MatrixView<const float> q,

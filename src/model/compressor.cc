@@ -71,12 +71,11 @@ void write_compressed_rows(ForwardContext& c, int layer, const CompressorWeights
 
   const auto write = [&](MatrixView<float> rows, ops::FakeQuant quant, auto&& table_of) {
     ops::rope(c.stream, {rows, 1, cosine, sine, false, round});
-    if (c.rounding.quantise_caches) ops::fake_quant(c.stream, {quant, rows, rows});
     w.row_tables.clear();
     for (int64_t t = 0; t < c.num_tokens(); ++t) {
       if ((c.layout.positions[t] + 1) % ratio == 0) w.row_tables.push_back(&table_of(*c.layout.states[t]));
     }
-    ops::write_rows(c.stream, {rows, w.row_tables, w.row_numbers});
+    ops::write_rows(c.stream, {rows, w.row_tables, w.row_numbers, c.cache_quantiser(quant)});
   };
   // The index key comes from the latent before rotation and quantisation.
   const MatrixView<float> key = w.index_key.matrix(num_rows, c.config.index_head_dim);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -68,6 +69,10 @@ struct ForwardContext {
     const MatrixView<float> out = buffer.matrix(in.rows, in.cols);
     ops::fake_quant(stream, {ops::FakeQuant::kE4m3Group32, out, in});
     return out;
+  }
+  // What quantises cached rows: `kind`, unless the numerics quantise none.
+  std::optional<ops::FakeQuant> cache_quantiser(ops::FakeQuant kind) const {
+    return rounding.quantise_caches ? std::optional(kind) : std::nullopt;
   }
   // A task whose result is rounded where the model rounds.
   ops::LinearTask linear_task(MatrixView<float> out, MatrixView<const float> in,

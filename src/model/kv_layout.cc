@@ -5,11 +5,32 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
+
 namespace deepinfer {
 namespace {
 
 constexpr int32_t kRowShift = 6;       // window and compressed rows in a block
 constexpr int32_t kOpenRowShift = 4;   // (value | gate) rows in a block
+
+// Of window rows, compressed rows and index keys.
+struct RowTypes {
+  ops::RowType window, compressed, index_key;
+
+  static RowTypes of(Numerics numerics, KvFormat format) {
+    using enum ops::RowType;
+    if (!Rounding::of(numerics).round_to_bf16) return {kF32, kF32, kF32};
+    switch (format) {
+      case KvFormat::kBf16:
+        return {kBf16, kBf16, kBf16};
+      case KvFormat::kFp8:
+        return {kE4m3Group32, kE4m3Group32, kE4m3Group32};
+      case KvFormat::kFp4:
+        return {kE4m3Group32, kE2m1Group16, kE2m1Group32};
+    }
+    DI_CHECK(false, "cache format {}", static_cast<int>(format));
+  }
+};
 
 // Adds a member to the group and returns its index.
 int add(KvLayout& layout, int group, ops::RowType type, int64_t width, int32_t block_shift) {
@@ -26,16 +47,18 @@ int add_group(KvLayout& layout, std::string name, int64_t tokens_per_block, int6
 
 }  // namespace
 
-KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics) {
+KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics, KvFormat format) {
+  DI_CHECK(check_kv_format(format, numerics).ok(), "packed rows with {} numerics", name_of(numerics));
   KvLayout layout;
-  const ops::RowType type = Rounding::of(numerics).round_to_bf16 ? ops::RowType::kBf16 : ops::RowType::kF32;
+  layout.format = format;
+  const RowTypes types = RowTypes::of(numerics, format);
   const LayerPlan plan = LayerPlan::make(config);
   const size_t num_layers = plan.layers.size();
   for (std::vector<int>* list : {&layout.window, &layout.compressed, &layout.index_keys, &layout.open_group}) {
     list->assign(num_layers, -1);
   }
   const int window = add_group(layout, "window", int64_t{1} << kRowShift, config.sliding_window);
-  for (size_t l = 0; l < num_layers; ++l) layout.window[l] = add(layout, window, type, config.head_dim, kRowShift);
+  for (size_t l = 0; l < num_layers; ++l) layout.window[l] = add(layout, window, types.window, config.head_dim, kRowShift);
 
   int64_t largest_ratio = 1;
   std::map<int, int> global;  // by ratio
@@ -46,8 +69,8 @@ KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics) {
     if (!global.contains(ratio)) {
       global[ratio] = add_group(layout, fmt::format("global_{}", ratio), int64_t{ratio} << kRowShift, CacheGroup::kKeepAll);
     }
-    layout.compressed[l] = add(layout, global[ratio], type, config.head_dim, kRowShift);
-    layout.index_keys[l] = add(layout, global[ratio], type, config.index_head_dim, kRowShift);
+    layout.compressed[l] = add(layout, global[ratio], types.compressed, config.head_dim, kRowShift);
+    layout.index_keys[l] = add(layout, global[ratio], types.index_key, config.index_head_dim, kRowShift);
   }
   if (largest_ratio > 1) {
     const int tail = add_group(layout, "tail", int64_t{1} << kOpenRowShift, largest_ratio);

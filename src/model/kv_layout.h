@@ -2,13 +2,15 @@
 //   window   a row a layer and position; only the last `sliding_window` positions are read again
 //   tail     the compressors' (value | gate) rows of the open group, by position; only the last `ratio` are read again
 //   global_R compressed rows and index keys of the KV sources of ratio R; all are read again
-// A block of a group holds its rows for every layer that has them, one layer after the other.
+// A block of a group holds its rows for every layer that has them, one layer after the other. At the released widths
+// every layer's rows begin at a multiple of 64 bytes in the block, whatever the format.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "cache/cache_layout.h"
+#include "model/kv_format.h"
 #include "model/layer_plan.h"
 #include "model/model_config.h"
 #include "model/numerics.h"
@@ -27,11 +29,13 @@ struct KvLayout {
   };
 
   CacheLayout cache;
+  KvFormat format = KvFormat::kBf16;
   std::vector<Member> members;
   // By layer: index into members, -1 if the layer has no such rows.
   std::vector<int> window, compressed, index_keys, open_group;
 
-  static KvLayout make(const ModelConfig& config, Numerics numerics);
+  // Requires: check_kv_format(format, numerics).
+  static KvLayout make(const ModelConfig& config, Numerics numerics, KvFormat format = KvFormat::kBf16);
 
   // Bytes a token adds for good, and bytes a sequence holds however short it is.
   double bytes_per_token() const;

@@ -38,13 +38,18 @@ SequenceState SequenceState::with_own_blocks(std::shared_ptr<const KvLayout> lay
 
 SequenceState SequenceState::with_placed_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_tokens) {
   SequenceState state(std::move(layout), 0);
-  state.engram_ids_.reserve(max_tokens);
-  for (size_t g = 0; g < state.blocks_.size(); ++g) {
-    const int64_t tokens = state.layout_->cache.groups[g].tokens_per_block;
-    state.blocks_[g].assign((max_tokens + tokens - 1) / tokens, nullptr);
-  }
-  state.refresh_tables();
+  state.set_capacity(max_tokens);
   return state;
+}
+
+// Placed blocks: none so far.
+void SequenceState::set_capacity(int64_t max_tokens) {
+  engram_ids_.reserve(max_tokens);
+  for (size_t g = 0; g < blocks_.size(); ++g) {
+    const int64_t tokens = layout_->cache.groups[g].tokens_per_block;
+    blocks_[g].assign((max_tokens + tokens - 1) / tokens, nullptr);
+  }
+  refresh_tables();
 }
 
 void SequenceState::refresh_tables() {
@@ -99,9 +104,9 @@ void SequenceState::place_block(int group, int64_t number, std::byte* block) {
   blocks_[group][number] = block;
 }
 
-void SequenceState::restart(int64_t length, std::span<const int32_t> compressed_ids) {
-  for (std::vector<std::byte*>& blocks : blocks_) std::fill(blocks.begin(), blocks.end(), nullptr);
-  std::fill(first_block_.begin(), first_block_.end(), 0);
+void SequenceState::restart(int64_t length, std::span<const int32_t> compressed_ids, int64_t max_tokens) {
+  DI_CHECK(!own_ && length <= max_tokens, "restart with {} tokens of {}", length, max_tokens);
+  set_capacity(max_tokens);
   length_ = longest_ = length;
   engram_ids_.assign(compressed_ids.begin(), compressed_ids.end());
 }

@@ -60,13 +60,13 @@ class SequenceState {
   std::span<const int32_t> engram_history() const { return engram_ids_; }
 
   // For a cache. Block numbers as in BlockTable. `restart` makes it a sequence of `length` tokens whose rows lie in
-  // blocks that are placed next; compressed_ids as for begin_step.
+  // blocks that are placed next, with room for max_tokens; compressed_ids as for begin_step.
   void place_block(int group, int64_t number, std::byte* block);
-  void drop_block(int group, int64_t number) { blocks_[group][number] = nullptr; }
-  void restart(int64_t length, std::span<const int32_t> compressed_ids);
+  void restart(int64_t length, std::span<const int32_t> compressed_ids, int64_t max_tokens);
 
  private:
   SequenceState(std::shared_ptr<const KvLayout> layout, int64_t max_rollback);
+  void set_capacity(int64_t max_tokens);
   void refresh_tables();
 
   std::shared_ptr<const KvLayout> layout_;

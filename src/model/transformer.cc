@@ -10,10 +10,12 @@ namespace deepinfer {
 
 Result<std::unique_ptr<Model>> Model::load(Device& device, Checkpoint checkpoint, ModelConfig config,
                                            std::vector<int32_t> token_map, const ModelOptions& options) {
+  DI_RETURN_IF_ERROR(check_kv_format(options.kv_format, options.numerics));
   std::unique_ptr<Model> model(new Model(std::move(checkpoint), std::move(config)));
   model->plan_ = LayerPlan::make(model->config_);
   model->numerics_ = options.numerics;
-  model->kv_layout_ = std::make_shared<const KvLayout>(KvLayout::make(model->config_, options.numerics));
+  model->kv_layout_ =
+      std::make_shared<const KvLayout>(KvLayout::make(model->config_, options.numerics, options.kv_format));
   model->stream_ = device.make_stream();
   for (const RopeKind kind : {RopeKind::kPlain, RopeKind::kCompressed}) {
     model->frequencies_[static_cast<int>(kind)] = rope_frequencies(model->config_, kind);
@@ -27,8 +29,9 @@ Result<std::unique_ptr<Model>> Model::load(Device& device, Checkpoint checkpoint
   return model;
 }
 
-void Model::restart(SequenceState& state, std::span<const int32_t> tokens) {
-  state.restart(static_cast<int64_t>(tokens.size()), engram_ ? engram_->compress(tokens) : std::span<const int32_t>());
+void Model::restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens) {
+  state.restart(static_cast<int64_t>(tokens.size()), engram_ ? engram_->compress(tokens) : std::span<const int32_t>(),
+                max_tokens);
 }
 
 void Model::set_angles(ForwardContext& context, MatrixBuffer<float> (&cosine)[2], MatrixBuffer<float> (&sine)[2]) {

@@ -25,6 +25,7 @@ namespace deepinfer {
 
 struct ModelOptions {
   Numerics numerics = Numerics::kOfficial;
+  KvFormat kv_format = KvFormat::kBf16;
   int64_t engram_cache_rows = int64_t{1} << 16;  // of each table
   LoadProgress progress;
 };
@@ -50,8 +51,9 @@ class Model {
   SequenceState make_placed_sequence(int64_t max_tokens) const {
     return SequenceState::with_placed_blocks(kv_layout_, max_tokens);
   }
-  // Makes a placed sequence one that has processed `tokens`; the blocks with their rows are placed next.
-  void restart(SequenceState& state, std::span<const int32_t> tokens);
+  // Makes a placed sequence one that has processed `tokens`, and may grow to max_tokens without allocating; the blocks
+  // with their rows are placed next.
+  void restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens);
 
   // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps
   // and tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every

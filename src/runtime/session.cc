@@ -89,7 +89,7 @@ Result<GenerationResult> Session::generate(std::span<const int32_t> prompt, cons
                   .end_tokens = options.stop_tokens});
   while (true) {
     if (logits.empty() || is_set(options.cancel)) {
-      result.reason = FinishReason::kCancelled;
+      result.reason = FinishReason::kAborted;
       break;
     }
     const int32_t token = sampler_.choose(logits_, static_cast<int64_t>(tokens.size()));

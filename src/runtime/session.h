@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "base/status.h"
+#include "deepinfer/request.h"
 #include "deepinfer/sampling_params.h"
 #include "model/transformer.h"
 #include "sampling/sequence_sampler.h"
 
 namespace deepinfer {
-
-enum class FinishReason { kStop, kLength, kCancelled };
 
 struct GenerationOptions {
   // A session writes one answer of tokens: n, logprobs, texts (stop, bad_words) and stop_token_ids have to be neutral.

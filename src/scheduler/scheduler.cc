@@ -223,11 +223,12 @@ void Scheduler::apply_item(const StepItem& item, const ItemResult& result, const
   sequence.computed = item.begin + count;
   if (step.kind == StepKind::kPrefill) counters_.prefill_tokens += count;
   if (result.failed) return finish(sequence, {FinishReason::kFailed}, observer);
-  if (result.prompt_end > result.prompt_begin && sequence.computed > sequence.prompt_logprobs_end) {
-    const std::span<const TokenLogprobs> all(step.logprobs);
-    observer.on_prompt_logprobs(sequence.handle,
-                                all.subspan(result.prompt_begin, result.prompt_end - result.prompt_begin));
-    sequence.prompt_logprobs_end = sequence.computed;
+  if (result.prompt_end > result.prompt_begin) {
+    // After a preemption some were told before.
+    const int64_t end = item.begin + result.prompt_end - result.prompt_begin;
+    const int64_t told = std::clamp(sequence.prompt_logprobs_end, item.begin, end) - item.begin;
+    observer.on_prompt_logprobs(sequence.handle, std::span(step.logprobs).subspan(result.prompt_begin + told, end - item.begin - told));
+    sequence.prompt_logprobs_end = std::max(sequence.prompt_logprobs_end, end);
   }
   publish_between(sequence, before, sequence.computed);
   if (sequence.computed >= sequence.num_prompt_tokens()) sequence.prefilled_once = true;

@@ -91,6 +91,8 @@ class Scheduler {
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
   const Sequence* find(SequenceHandle handle) { return pool_.find(handle); }
+  // The sequence that a slot of the last plan belongs to.
+  SequenceHandle owner_of(SlotHandle slot) const { return slot_owner_[slot.slot]; }
   const SchedulerCounters& counters() const { return counters_; }
 
   // Every invariant that can be checked from outside a step: for tests. Empty if all is well.

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cache/cache_layout.h"
+#include "deepinfer/request.h"
 #include "step/sequence_input.h"
 #include "step/step_plan.h"
 
@@ -15,13 +16,6 @@ struct SequenceHandle {
   int32_t index = -1;
   uint32_t generation = 0;
   bool operator==(const SequenceHandle&) const = default;
-};
-
-enum class FinishReason : uint8_t {
-  kStop,        // an end token, or a stop string
-  kLength,      // max_tokens, or the context is full
-  kAborted,     // cancelled, or its deadline passed
-  kFailed,      // its own fault or its numbers': a message says which
 };
 
 enum class Phase : uint8_t {

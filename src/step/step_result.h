@@ -3,20 +3,12 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "deepinfer/logprobs.h"
 #include "step/step_plan.h"
 
 namespace deepinfer {
-
-// Of one token: natural logarithms, by the model itself.
-struct TokenLogprobs {
-  int32_t token = -1;
-  double logprob = 0;
-  int32_t rank = 0;                              // 1: the most probable
-  std::vector<std::pair<int32_t, double>> best;  // the most probable, best first, ties to the lower id
-};
 
 struct ItemResult {
   SlotHandle slot;

@@ -17,7 +17,8 @@ inline std::string golden_folder(const std::string& name) { return std::string(D
 
 class GoldenModel {
  public:
-  GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2) {
+  GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2,
+              KvFormat kv_format = KvFormat::kBf16) {
     auto made = make_cpu_device({.num_threads = threads, .kernels = kernels});
     device_ = std::move(made).value();
     Checkpoint checkpoint = Checkpoint::open(golden_folder(name)).value();
@@ -26,8 +27,8 @@ class GoldenModel {
     if (config.engram.enabled()) {
       map = read_token_map(golden_folder(name), config.vocab_size, config.engram.compressed_vocab_size).value();
     }
-    auto loaded =
-        Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map), {.numerics = numerics});
+    auto loaded = Model::load(*device_, std::move(checkpoint), std::move(config), std::move(map),
+                              {.numerics = numerics, .kv_format = kv_format});
     EXPECT_TRUE(loaded.ok()) << loaded.status().message();
     model_ = std::move(loaded).value();
   }

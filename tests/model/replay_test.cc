@@ -103,7 +103,7 @@ TEST(PlacedSequence, ContinuesFromCopiedBlocks) {
   ASSERT_TRUE(model->forward({&begin, 1}, logits).ok());
 
   SequenceState second = model->make_placed_sequence(256);
-  model->restart(second, std::span(tokens).first(131));
+  model->restart(second, std::span(tokens).first(131), 256);
   place_all(second, &blocks);
   const SequenceStep end{&first, std::span(tokens).subspan(131), LogitRows::kAll};
   ASSERT_TRUE(model->forward({&end, 1}, expected).ok());

@@ -110,12 +110,12 @@ TEST(Session, stops_when_cancelled_and_is_usable_afterwards) {
   GenerationOptions options = greedy(20);
   options.cancel = &cancel;
   GenerationResult result = generate(session, kPrompt, options);
-  EXPECT_EQ(result.reason, FinishReason::kCancelled);
+  EXPECT_EQ(result.reason, FinishReason::kAborted);
   EXPECT_TRUE(result.tokens.empty());
   cancel = false;
   int seen = 0;
   result = session.generate(kPrompt, options, [&](int32_t) { cancel = ++seen == 3; }).value();
-  EXPECT_EQ(result.reason, FinishReason::kCancelled);
+  EXPECT_EQ(result.reason, FinishReason::kAborted);
   EXPECT_EQ(result.tokens.size(), 3u);
   cancel = false;
   EXPECT_EQ(generate(session, kPrompt, options).tokens, generate(fresh, kPrompt, greedy(20)).tokens);

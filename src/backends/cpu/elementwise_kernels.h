@@ -1,4 +1,5 @@
-// Kernels of ops/elementwise.h. Included by vector_ops_*.cc, once a processor level.
+// Kernels of ops/elementwise.h but those that quantise and store rows, which are in row_kernels.h. Included by
+// vector_ops_*.cc, once a processor level.
 #pragma once
 
 #include <algorithm>
@@ -64,87 +65,6 @@ inline void rms_norm_kernel(Stream& stream, const ops::RmsNormArgs& a) {
   });
 }
 
-inline float largest_magnitude(const float* x, int n) {
-  float largest = 0;
-  for (int i = 0; i < n; ++i) {
-    const float m = std::fabs(x[i]);
-    largest = m > largest ? m : largest;
-  }
-  return largest;
-}
-
-// E4M3 rounding as floats: to 3 mantissa bits, ties to even, below 2^-6 to steps of 2^-9. Requires: |x| <= 448.
-inline float round_to_e4m3(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t sign = bits & 0x80000000u;
-  const uint32_t magnitude = bits ^ sign;
-  const uint32_t normal = (magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u)) & 0xFFF00000u;
-  const float step = (std::bit_cast<float>(magnitude) + 16384.0f) - 16384.0f;
-  const uint32_t rounded = magnitude >= 0x3C800000u ? normal : std::bit_cast<uint32_t>(step);
-  return std::bit_cast<float>(rounded | sign);
-}
-
-// E2M1 rounding as floats: steps of 0.5 below 2, of 1 below 4, of 2 above; ties to the even code. Requires: |x| <= 6.
-inline float round_to_e2m1(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t sign = bits & 0x80000000u;
-  const float m = std::bit_cast<float>(bits ^ sign);
-  // Adding 2^23 * step rounds to a multiple of the step, ties to even multiples, which here are the even codes.
-  const float fine = (m + 4194304.0f) - 4194304.0f;
-  const float middle = (m + 8388608.0f) - 8388608.0f;
-  const float coarse = (m + 16777216.0f) - 16777216.0f;
-  const float rounded = m < 2.0f ? fine : (m < 4.0f ? middle : coarse);
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | sign);
-}
-
-inline void quantise_e4m3_group32(float* out, const float* in) {
-  const float largest = std::max(largest_magnitude(in, 32), 1e-4f);
-  const float scale = power_of_two_at_least(largest * (1.0f / 448.0f));
-  const float inverse = 1.0f / scale;
-  for (int i = 0; i < 32; ++i) {
-    const float x = std::min(std::max(in[i] * inverse, -448.0f), 448.0f);
-    out[i] = round_to_e4m3(x) * scale;
-  }
-}
-
-inline void quantise_e2m1_group16(float* out, const float* in) {
-  const float largest = std::max(largest_magnitude(in, 16), 6.0f / 512.0f);
-  const float scale = e4m3_to_float(float_to_e4m3(largest / 6.0f));
-  for (int i = 0; i < 16; ++i) {
-    const float x = std::min(std::max(in[i] / scale, -6.0f), 6.0f);
-    out[i] = round_to_e2m1(x) * scale;
-  }
-}
-
-inline void quantise_e2m1_group32(float* out, const float* in) {
-  const float largest = std::max(largest_magnitude(in, 32), 0x1.8p-124f);  // 6 * 2^-126
-  const float scale = power_of_two_at_least(largest * (1.0f / 6.0f));
-  for (int i = 0; i < 32; ++i) {
-    const float x = std::min(std::max(in[i] / scale, -6.0f), 6.0f);
-    out[i] = round_to_e2m1(x) * scale;
-  }
-}
-
-inline void fake_quant_kernel(Stream& stream, const ops::FakeQuantArgs& a) {
-  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* out = a.out.row(r);
-      const float* in = a.in.row(r);
-      switch (a.kind) {
-        case ops::FakeQuant::kE4m3Group32:
-          for (int64_t i = 0; i < a.in.cols; i += 32) quantise_e4m3_group32(out + i, in + i);
-          break;
-        case ops::FakeQuant::kE2m1Group16:
-          for (int64_t i = 0; i < a.in.cols; i += 16) quantise_e2m1_group16(out + i, in + i);
-          break;
-        case ops::FakeQuant::kE2m1Group32:
-          for (int64_t i = 0; i < a.in.cols; i += 32) quantise_e2m1_group32(out + i, in + i);
-          break;
-      }
-    }
-  });
-}
-
 inline void rope_angles_kernel(Stream& stream, const ops::RopeAnglesArgs& a) {
   for_ranges(stream, a.cosine.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -205,30 +125,6 @@ inline void gather_rows_kernel(Stream& stream, const ops::GatherRowsArgs& a) {
   });
 }
 
-inline void write_rows_kernel(Stream& stream, const ops::WriteRowsArgs& a) {
-  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      std::byte* out = a.tables[r]->row(a.rows[r]);
-      const float* in = a.in.row(r);
-      if (a.tables[r]->type == ops::RowType::kF32) {
-        std::memcpy(out, in, a.in.cols * sizeof(float));
-      } else {
-        auto* bits = reinterpret_cast<uint16_t*>(out);
-        for (int64_t i = 0; i < a.in.cols; ++i) bits[i] = to_bfloat16(in[i]).bits;
-      }
-    }
-  });
-}
-
-// The row as fp32: in place where it is stored so, else widened into `buffer`.
-inline const float* read_row(const ops::RowTable& table, int64_t row, float* buffer) {
-  const std::byte* data = table.row(row);
-  if (table.type == ops::RowType::kF32) return reinterpret_cast<const float*>(data);
-  const auto* bits = reinterpret_cast<const uint16_t*>(data);
-  for (int64_t i = 0; i < table.width; ++i) buffer[i] = to_float(BFloat16{bits[i]});
-  return buffer;
-}
-
 // A group's tokens lie in rows of [value | gate].
 inline void compress_kernel(Stream& stream, const ops::CompressArgs& a) {
   const int64_t width = a.out.cols;
@@ -256,12 +152,10 @@ inline void compress_kernel(Stream& stream, const ops::CompressArgs& a) {
 inline void fill_elementwise(ops::OpTable& table) {
   table.embed = embed_kernel;
   table.rms_norm = rms_norm_kernel;
-  table.fake_quant = fake_quant_kernel;
   table.rope_angles = rope_angles_kernel;
   table.rope = rope_kernel;
   table.swiglu = swiglu_kernel;
   table.gather_rows = gather_rows_kernel;
-  table.write_rows = write_rows_kernel;
   table.compress = compress_kernel;
 }
 

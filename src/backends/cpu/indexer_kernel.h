@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backends/cpu/elementwise_kernels.h"
+#include "backends/cpu/row_kernels.h"
 
 namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE {
 

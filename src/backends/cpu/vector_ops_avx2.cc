@@ -6,6 +6,7 @@
 #include "backends/cpu/indexer_kernel.h"
 #include "backends/cpu/mhc_kernels.h"
 #include "backends/cpu/moe_kernels.h"
+#include "backends/cpu/row_kernels.h"
 
 namespace deepinfer::cpu {
 
@@ -15,6 +16,7 @@ void fill_vector_ops_avx2(ops::OpTable& table) {
   avx2::fill_indexer(table);
   avx2::fill_mhc(table);
   avx2::fill_moe(table);
+  avx2::fill_rows(table);
 }
 
 }  // namespace deepinfer::cpu

@@ -6,6 +6,7 @@
 #include "backends/cpu/indexer_kernel.h"
 #include "backends/cpu/mhc_kernels.h"
 #include "backends/cpu/moe_kernels.h"
+#include "backends/cpu/row_kernels.h"
 
 namespace deepinfer::cpu {
 
@@ -15,6 +16,7 @@ void fill_vector_ops_avx512(ops::OpTable& table) {
   avx512::fill_indexer(table);
   avx512::fill_mhc(table);
   avx512::fill_moe(table);
+  avx512::fill_rows(table);
 }
 
 }  // namespace deepinfer::cpu

@@ -6,6 +6,7 @@
 #include "backends/cpu/indexer_kernel.h"
 #include "backends/cpu/mhc_kernels.h"
 #include "backends/cpu/moe_kernels.h"
+#include "backends/cpu/row_kernels.h"
 
 namespace deepinfer::cpu {
 
@@ -15,6 +16,7 @@ void fill_vector_ops_reference(ops::OpTable& table) {
   reference::fill_indexer(table);
   reference::fill_mhc(table);
   reference::fill_moe(table);
+  reference::fill_rows(table);
 }
 
 }  // namespace deepinfer::cpu

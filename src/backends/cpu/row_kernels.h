@@ -1,0 +1,147 @@
+// Cached rows of every type: fake quantisation, writing, and reading as fp32 for the kernels that attend and select.
+// Included by vector_ops_*.cc, once a processor level.
+#pragma once
+
+#include <cstring>
+
+#include "backends/cpu/elementwise_kernels.h"
+#include "backends/cpu/group_quantisers.h"
+
+namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE {
+
+// Calls body with the quantiser's type.
+template <typename Body>
+inline void with_quantiser(ops::FakeQuant kind, Body&& body) {
+  switch (kind) {
+    case ops::FakeQuant::kE4m3Group32:
+      return body(E4m3Group32());
+    case ops::FakeQuant::kE2m1Group16:
+      return body(E2m1Group16());
+    case ops::FakeQuant::kE2m1Group32:
+      return body(E2m1Group32());
+  }
+}
+
+inline void fake_quant_kernel(Stream& stream, const ops::FakeQuantArgs& a) {
+  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int) {
+    with_quantiser(a.kind, [&]<typename Quantiser>(Quantiser) {
+      for (int64_t r = begin; r < end; ++r) fake_quant_row<Quantiser>(a.out.row(r), a.in.row(r), a.in.cols);
+    });
+  });
+}
+
+// Whether the type's codes and scales are those of the quantiser.
+inline bool holds_codes_of(ops::RowType type, ops::FakeQuant kind) {
+  switch (kind) {
+    case ops::FakeQuant::kE4m3Group32:
+      return type == ops::RowType::kE4m3Group32;
+    case ops::FakeQuant::kE2m1Group16:
+      return type == ops::RowType::kE2m1Group16;
+    case ops::FakeQuant::kE2m1Group32:
+      return type == ops::RowType::kE2m1Group32;
+  }
+  return false;
+}
+
+inline void write_row(ops::RowType type, std::byte* out, const float* in, int64_t width) {
+  switch (type) {
+    case ops::RowType::kF32:
+      std::memcpy(out, in, width * sizeof(float));
+      return;
+    case ops::RowType::kBf16: {
+      auto* bits = reinterpret_cast<uint16_t*>(out);
+      for (int64_t i = 0; i < width; ++i) bits[i] = to_bfloat16(in[i]).bits;
+      return;
+    }
+    case ops::RowType::kE4m3Group32:
+      return pack_row<E4m3Group32>(out, in, width);
+    case ops::RowType::kE2m1Group16:
+      return pack_row<E2m1Group16>(out, in, width);
+    case ops::RowType::kE2m1Group32:
+      return pack_row<E2m1Group32>(out, in, width);
+  }
+}
+
+inline void write_rows_kernel(Stream& stream, const ops::WriteRowsArgs& a) {
+  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t r = begin; r < end; ++r) {
+      const ops::RowType type = a.tables[r]->type;
+      const float* in = a.in.row(r);
+      if (a.quantise && !holds_codes_of(type, *a.quantise)) {
+        float* values = cpu_stream(stream).thread_scratch(thread).get<float>(a.in.cols);
+        with_quantiser(*a.quantise,
+                       [&]<typename Quantiser>(Quantiser) { fake_quant_row<Quantiser>(values, in, a.in.cols); });
+        in = values;
+      }
+      write_row(type, a.tables[r]->row(a.rows[r]), in, a.in.cols);
+    }
+  });
+}
+
+// A scale as it is stored in a row: never the codes 0 and 255.
+inline float e8m0_scale(std::byte code) { return std::bit_cast<float>(static_cast<uint32_t>(code) << 23); }
+
+// Codes become floats exactly and one multiplication follows, the same as in fake_quant_row.
+inline void unpack_e4m3_group32(float* out, const std::byte* row, int64_t width) {
+  const std::byte* scales = row + width;
+  for (int64_t i = 0; i < width; i += 32) {
+    const Vf scale = broadcast(e8m0_scale(*scales++));
+    store(out + i, mul(load_e4m3(row + i), scale));
+    store(out + i + 16, mul(load_e4m3(row + i + 16), scale));
+  }
+}
+
+inline void unpack_e2m1_group32(float* out, const std::byte* row, int64_t width) {
+  const std::byte* scales = row + width / 2;
+  for (int64_t i = 0; i < width; i += 32) {
+    const Vf scale = broadcast(e8m0_scale(*scales++));
+    store(out + i, mul(load_e2m1(row + i / 2), scale));
+    store(out + i + 16, mul(load_e2m1(row + i / 2 + 8), scale));
+  }
+}
+
+inline void unpack_e2m1_group16(float* out, const std::byte* row, int64_t width) {
+  const std::byte* codes = row + width / 2;
+  const int64_t num_scales = width / 16;
+  for (int64_t first = 0; first < num_scales; first += 16) {
+    const int64_t count = std::min<int64_t>(16, num_scales - first);
+    std::byte some[16] = {};  // sixteen bytes may be more than the row has left
+    if (count < 16) std::memcpy(some, codes + first, count);
+    float scales[16];
+    store(scales, load_e4m3(count < 16 ? some : codes + first));
+    for (int64_t g = 0; g < count; ++g) {
+      store(out + (first + g) * 16, mul(load_e2m1(row + (first + g) * 8), broadcast(scales[g])));
+    }
+  }
+}
+
+// The row as fp32: in place where it is stored so, else widened into `buffer`, which has room for the width.
+inline const float* read_row(const ops::RowTable& table, int64_t row, float* buffer) {
+  const std::byte* data = table.row(row);
+  switch (table.type) {
+    case ops::RowType::kF32:
+      return reinterpret_cast<const float*>(data);
+    case ops::RowType::kBf16: {
+      const auto* bits = reinterpret_cast<const uint16_t*>(data);
+      for (int64_t i = 0; i < table.width; ++i) buffer[i] = to_float(BFloat16{bits[i]});
+      break;
+    }
+    case ops::RowType::kE4m3Group32:
+      unpack_e4m3_group32(buffer, data, table.width);
+      break;
+    case ops::RowType::kE2m1Group16:
+      unpack_e2m1_group16(buffer, data, table.width);
+      break;
+    case ops::RowType::kE2m1Group32:
+      unpack_e2m1_group32(buffer, data, table.width);
+      break;
+  }
+  return buffer;
+}
+
+inline void fill_rows(ops::OpTable& table) {
+  table.fake_quant = fake_quant_kernel;
+  table.write_rows = write_rows_kernel;
+}
+
+}  // namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE

@@ -1,0 +1,19 @@
+// The fingerprint of an engine: with the same one, the same request gives the same bytes.
+#pragma once
+
+#include <string>
+
+#include "device/stream.h"
+#include "model/transformer.h"
+#include "scheduler/replay.h"
+
+namespace deepinfer {
+
+// "official/fp32/kv-bf16/replay-off/0123456789abcdef": numerics, kernels, cache format, replay, model. The cache format
+// is named only if it changes results.
+std::string make_fingerprint(const Device& device, const Model& model, const ReplayOptions& replay);
+
+// Of the configuration and a sample of every tensor's bytes (all tensors, the first and last 64 bytes of each).
+uint64_t model_digest(const Model& model);
+
+}  // namespace deepinfer
