@@ -185,6 +185,11 @@ def draft_attention(q, keys, allowed, sink):
     return (out.float() / total).to(q.dtype)
 
 
+# How much of the confidence's gradient reaches the stages. With none the head finds little to read: a linear map of the
+# collapsed streams says next to nothing about whether the draft is right (area under the curve 0.59 on stories).
+CONFIDENCE_SHARE = 0.25
+
+
 def draft_losses(h, previous, norm, head, markov_head, proj, final, labels, weights):
     """Sums over rows [R] of the losses, and statistics without gradient.
 
@@ -199,7 +204,9 @@ def draft_losses(h, previous, norm, head, markov_head, proj, final, labels, weig
         p = torch.softmax(target_logits, dim=-1)
         match = (logits.argmax(dim=-1) == target_logits.argmax(dim=-1)).float()
     distance = (logs.exp() - p).abs().sum(dim=-1)
-    z = exact_linear(torch.cat((h, previous), dim=-1).detach(), proj).squeeze(-1)
+    inputs = torch.cat((h, previous), dim=-1).float()
+    inputs = inputs.detach() + CONFIDENCE_SHARE * (inputs - inputs.detach())
+    z = F.linear(inputs, proj.float()).squeeze(-1)
     confidence = F.binary_cross_entropy_with_logits(z, match, reduction="none")
     sums = torch.stack([(part * weights).sum() for part in (cross, distance, confidence)])
     return sums, 1 - 0.5 * distance.detach(), match, z.detach()

@@ -73,6 +73,14 @@ def write_shards(directory, tensors, limit=SHARD_BYTES):
     return total
 
 
+def with_temperatures(config, temperatures):
+    """The config with the divisors of the drafter's confidence logits, one a block position."""
+    text = {**config["text_config"], "dspark_confidence_head_temperature": [round(t, 4) for t in temperatures]}
+    if len(temperatures) != text["dspark_block_size"]:
+        raise ValueError("%d temperatures for blocks of %d" % (len(temperatures), text["dspark_block_size"]))
+    return {**config, "text_config": text}
+
+
 def write_checkpoint(directory, config, tokenizer_path, target, drafter):
     os.makedirs(directory, exist_ok=True)
     for name in os.listdir(directory):
@@ -109,7 +117,9 @@ def main():
     if arguments.state:
         from .state import load_state
 
-        load_state(arguments.state, target, drafter)
+        counters = load_state(arguments.state, target, drafter)
+        if "dspark" in counters:
+            config = with_temperatures(config, counters["dspark"]["temperatures"])
     else:
         generator = torch.Generator().manual_seed(arguments.random)
         initialize(target, generator, "fixture")

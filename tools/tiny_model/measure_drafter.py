@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from .calibration import fit_temperatures, report
+from .calibration import summary
 from .generate import generate_packed, prompt_batch
 
 PROMPT_TOKENS = 40
@@ -64,7 +64,7 @@ def _rounds(places, accepted):
 def measure(draft_model, target_values, draft_values, continuations):
     """(report by group, records by group); continuations: {group: (prompts, the target's greedy texts)}.
 
-    Temperatures are fitted on the even prompts of all groups, figures are from the odd ones.
+    The records "fit" hold the even prompts of all groups, the others the odd ones.
     """
     fits, tests = [], {}
     for group, (prompts, texts) in continuations.items():
@@ -73,16 +73,7 @@ def measure(draft_model, target_values, draft_values, continuations):
         fits.append(record(draft_model, target_values, draft_values, prompts[0::2], texts[0::2]))
         tests[group] = record(draft_model, target_values, draft_values, prompts[1::2], texts[1::2])
     records = {"fit": tuple(np.concatenate([f[i] for f in fits]) for i in (0, 1)), **tests}
-    z, accepted = (np.concatenate([f[i] for f in fits]) for i in (0, 1))
-    temperatures = fit_temperatures(z, accepted)
-    tests["all"] = tuple(np.concatenate([t[i] for t in tests.values()]) for i in range(3))
-    result = {"temperatures": temperatures, "fit_blocks": int(len(accepted)), "groups": {}}
-    for group, (z, accepted, rounds) in tests.items():
-        if len(accepted):
-            values = report(z, accepted, temperatures)
-            values["rounds"], values["mean_accepted_per_round"] = int(len(rounds)), float(rounds.mean())
-            result["groups"][group] = values
-    return result, records
+    return summary(records), records
 
 
 def held_out_continuations(model, values, groups, prompts_per_group, new_tokens, rows, length, taps):

@@ -25,7 +25,8 @@ _ADAM_RATES = (
     (r"^head\.", 0.003, 0.2),
     (r"hc_.*_base$|attn_sink$", 0.01, 0.0),
     (r"hc_.*_scale$", 0.003, 0.0),
-    (r"hc_.*_fn$|confidence", 0.001, 0.0),
+    (r"hc_.*_fn$", 0.001, 0.0),
+    (r"confidence", 0.002, 0.0),
     (r"gate\.weight|weights_proj", 0.002, 0.0),
     (r".", 0.003, 0.0),
 )
