@@ -57,6 +57,21 @@ Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions
   return budget;
 }
 
+Result<std::vector<int32_t>> plan_host_cache(const CacheLayout& layout, const CacheBudget& device, int64_t bytes) {
+  std::vector<int32_t> blocks;
+  const double share = static_cast<double>(bytes) / static_cast<double>(device.bytes);
+  int64_t least = 0;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    least = std::max(least, blocks_of_short(layout.groups[g]) * device.bytes / device.num_blocks[g]);
+    blocks.push_back(static_cast<int32_t>(std::min(share * device.num_blocks[g], double{INT32_MAX})));
+  }
+  if (bytes < least) {
+    return invalid_input("host_cache_bytes {}: less than a cached prefix takes; give at least {} MB or 0", bytes,
+                         (least >> 20) + 1);
+  }
+  return blocks;
+}
+
 int64_t free_memory() {
   std::ifstream file("/proc/meminfo");
   std::string name;

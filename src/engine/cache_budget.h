@@ -21,6 +21,9 @@ struct CacheBudget {
 Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions& options, int64_t bytes,
                                int64_t free_memory);
 
+// Blocks of the host tier in the proportion of the device's; too few for one unit of each kind is refused.
+Result<std::vector<int32_t>> plan_host_cache(const CacheLayout& layout, const CacheBudget& device, int64_t bytes);
+
 // Bytes of memory that the system could give now.
 int64_t free_memory();
 

@@ -19,6 +19,8 @@
 #include "text/bad_words.h"
 #include "text/chat_encoding.h"
 #include "text/json_text.h"
+#include "transfer/disk_store.h"
+#include "transfer/tier_worker.h"
 
 extern char** environ;
 
@@ -29,6 +31,16 @@ namespace {
 struct Limits {
   SchedulerOptions scheduler;
   CacheBudget cache;
+  std::vector<int32_t> host_blocks;  // empty: no tier below the device
+};
+
+// The bytes of the cache's tiers.
+struct Tiers {
+  std::unique_ptr<HostBlocks> device;
+  std::unique_ptr<HostBlocks> host;
+  std::unique_ptr<DiskStore> disk;
+  std::vector<UnitRecord> found_on_disk;
+  ContentKey fingerprint;
 };
 
 Result<ReplayOptions> replay_options(const EngineSettings& settings, const Model& model) {
@@ -73,21 +85,49 @@ Result<Limits> plan_limits(const EngineSettings& settings, const Model& model) {
     budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, free_memory());
   }
   DI_ASSIGN_OR_RETURN(limits.cache, std::move(budget));
+  if (settings.host_cache_bytes > 0) {
+    DI_ASSIGN_OR_RETURN(limits.host_blocks,
+                        plan_host_cache(model.kv_layout().cache, limits.cache, settings.host_cache_bytes));
+  }
   return limits;
+}
+
+Result<Tiers> open_tiers(const EngineSettings& settings, const Limits& limits, const CacheLayout& layout,
+                         const std::string& fingerprint) {
+  Tiers tiers;
+  tiers.fingerprint = cache_fingerprint(layout, fingerprint);
+  DI_ASSIGN_OR_RETURN(tiers.device, HostBlocks::allocate(layout, limits.cache.num_blocks));
+  if (limits.host_blocks.empty()) return tiers;
+  DI_ASSIGN_OR_RETURN(tiers.host, HostBlocks::allocate(layout, limits.host_blocks));
+  if (settings.disk_cache_dir.empty()) return tiers;
+  DiskStoreOptions options{.directory = settings.disk_cache_dir, .fingerprint = tiers.fingerprint};
+  if (settings.disk_cache_bytes > 0) options.max_bytes = settings.disk_cache_bytes;
+  tiers.disk = DiskStore::open(options);
+  // A folder that cannot be used is the user's mistake, and better told than served without.
+  if (!tiers.disk->status().ok()) {
+    return invalid_input("disk_cache_dir {}: {}", settings.disk_cache_dir, tiers.disk->status().message());
+  }
+  tiers.found_on_disk = tiers.disk->take_units();
+  return tiers;
 }
 
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::unique_ptr<Device> device, LoadedModel loaded, const EngineSettings& settings, const Limits& limits,
-             KvStorage storage)
+             std::string fingerprint, Tiers tiers)
       : device_(std::move(device)),
         loaded_(std::move(loaded)),
         limits_(limits),
-        fingerprint_(make_fingerprint(*device_, *loaded_.model, limits.scheduler.replay)),
-        cache_(loaded_.model->kv_layout().cache,
-               {.num_blocks = limits.cache.num_blocks, .prefix_caching = settings.enable_prefix_caching}),
-        scheduler_(limits.scheduler, cache_),
-        executor_(*loaded_.model, std::move(storage), limits.scheduler.max_num_seqs),
+        fingerprint_(std::move(fingerprint)),
+        cache_(loaded_.model->kv_layout().cache, {.num_blocks = limits.cache.num_blocks,
+                                                  .prefix_caching = settings.enable_prefix_caching,
+                                                  .num_host_blocks = limits.host_blocks,
+                                                  .disk = tiers.disk != nullptr,
+                                                  .fingerprint = tiers.fingerprint}),
+        scheduler_(limits.scheduler, tell_cache(tiers.found_on_disk)),
+        host_blocks_(std::move(tiers.host)),
+        disk_(tiers.disk ? std::make_unique<TierWorker>(std::move(tiers.disk), *host_blocks_) : nullptr),
+        executor_(*loaded_.model, std::move(tiers.device), host_blocks_.get(), limits.scheduler.max_num_seqs),
         loop_({.voting = {.all_interval = settings.prefill_attempt_interval,
                           .any_interval = settings.prefill_any_attempt_interval,
                           .low_occupancy = static_cast<int32_t>(settings.prefill_low_occupancy),
@@ -95,7 +135,7 @@ class EngineImpl final : public Engine {
                .overlap = settings.zero_overhead_scheduling,
                .max_queued = settings.max_queued_requests,
                .fingerprint = fingerprint_},
-              scheduler_, cache_, executor_) {}
+              scheduler_, cache_, executor_, disk_.get()) {}
 
   std::unique_ptr<RequestStream> submit(Request request, std::string& error) override {
     auto shared = std::make_shared<QueuedStream::Shared>();
@@ -151,6 +191,10 @@ class EngineImpl final : public Engine {
   }
 
  private:
+  KvCache& tell_cache(const std::vector<UnitRecord>& found) {
+    for (const UnitRecord& unit : found) cache_.add_stored_unit(unit.tokens, unit.salt);
+    return cache_;
+  }
   Result<PreparedRequest> prepare(Request request, OnUpdate on_update);
   Result<std::vector<int32_t>> prompt_of(const Request& request) const;
   Result<std::vector<int32_t>> chat_prompt(const std::string& messages_json, const std::string& options_json) const;
@@ -161,6 +205,8 @@ class EngineImpl final : public Engine {
   std::string fingerprint_;
   KvCache cache_;
   Scheduler scheduler_;
+  std::unique_ptr<HostBlocks> host_blocks_;
+  std::unique_ptr<TierWorker> disk_;
   ModelExecutor executor_;
   std::atomic<RequestId> next_id_{1};
   EngineLoop loop_;  // last: its thread uses all of the above
@@ -266,9 +312,10 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given) {
                                                      {.numerics = *numerics_from_name(settings.numerics),
                                                       .engram_cache_rows = settings.engram_cache_rows}));
   DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *loaded.model));
-  DI_ASSIGN_OR_RETURN(KvStorage storage, KvStorage::create(loaded.model->kv_layout().cache, limits.cache.num_blocks));
-  return std::unique_ptr<Engine>(
-      std::make_unique<EngineImpl>(std::move(device), std::move(loaded), settings, limits, std::move(storage)));
+  std::string fingerprint = make_fingerprint(*device, *loaded.model, limits.scheduler.replay);
+  DI_ASSIGN_OR_RETURN(Tiers tiers, open_tiers(settings, limits, loaded.model->kv_layout().cache, fingerprint));
+  return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(device), std::move(loaded), settings, limits,
+                                                              std::move(fingerprint), std::move(tiers)));
 }
 
 }  // namespace

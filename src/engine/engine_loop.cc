@@ -4,8 +4,9 @@
 
 namespace deepinfer {
 
-EngineLoop::EngineLoop(const EngineLoopOptions& options, Scheduler& scheduler, KvCache& cache, Executor& executor)
-    : options_(options), scheduler_(scheduler), cache_(cache), executor_(executor) {
+EngineLoop::EngineLoop(const EngineLoopOptions& options, Scheduler& scheduler, KvCache& cache, Executor& executor,
+                       TierWorker* disk)
+    : options_(options), scheduler_(scheduler), cache_(cache), executor_(executor), disk_(disk) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -64,15 +65,13 @@ std::string EngineLoop::timer_table() const {
 void EngineLoop::run() {
   while (admit()) {
     if (overdue_possible_) expire_overdue();
-    if (!step()) {
-      steps_follow_ = false;
-      deliver();
-      refresh_stats();
-      wait_for_work();
-      continue;
-    }
+    const Turn turn = step();
     deliver();
     refresh_stats();
+    if (turn != Turn::kWorked) {
+      steps_follow_ = false;
+      wait_for_work(turn);
+    }
     if (!device_error_.empty()) break;
   }
   while (in_flight_ > 0) collect_one();
@@ -86,10 +85,38 @@ void EngineLoop::run() {
       const bool goes_on = admit();
       abort_all(FinishReason::kFailed, device_error_);
       if (!goes_on) break;
-      wait_for_work();
+      wait_for_work(Turn::kIdle);
     }
   }
   abort_all(FinishReason::kAborted, "");
+  if (disk_ != nullptr && device_error_.empty()) save_to_disk();
+}
+
+// Hands on what the cache wants on disk or from it, and tells it what became of that.
+void EngineLoop::talk_to_disk() {
+  if (disk_ == nullptr) return;
+  disk_results_.clear();
+  disk_->poll(disk_results_);
+  for (const DiskJobResult& result : disk_results_) cache_.disk_job_done(result);
+  disk_jobs_.clear();
+  cache_.take_disk_jobs(disk_jobs_);
+  for (DiskJob& job : disk_jobs_) disk_->submit(std::move(job));
+}
+
+// At the end: through host memory, as much at a time as that holds.
+void EngineLoop::save_to_disk() {
+  for (int64_t left = 1, before = 0; left > 0 && left != before;) {
+    before = left;
+    left = cache_.save_all_units();
+    const StepPlan& plan = scheduler_.plan_transfers();
+    if (!plan.transfers.empty()) {
+      executor_.launch(plan);
+      scheduler_.apply(executor_.collect(), *this);
+    }
+    talk_to_disk();
+    disk_->drain();
+    talk_to_disk();
+  }
 }
 
 // Takes over what other threads left. False: the loop shall end.
@@ -138,8 +165,9 @@ void EngineLoop::start(PreparedRequest prepared) {
   }
 }
 
-// Plans and launches a step and applies the one before it. False: there was nothing to do.
-bool EngineLoop::step() {
+// Plans and launches a step and applies the one before it.
+EngineLoop::Turn EngineLoop::step() {
+  talk_to_disk();
   const StepPlan* plan;
   {
     const ScopedTimer timer(schedule_timer_);
@@ -158,12 +186,13 @@ bool EngineLoop::step() {
   }
   const int keep = options_.overlap && planned ? 1 : 0;
   if (in_flight_ == 0) {
+    if (scheduler_.num_loading() > 0) return Turn::kWaitsForDisk;
     DI_CHECK(scheduler_.idle(), "{} sequences wait, {} have slots, and no step can be planned", scheduler_.num_waiting(),
              scheduler_.num_running());
-    return false;
+    return Turn::kIdle;
   }
   while (in_flight_ > keep) collect_one();
-  return true;
+  return Turn::kWorked;
 }
 
 void EngineLoop::collect_one() {
@@ -236,9 +265,14 @@ void EngineLoop::deliver() {
   changed_.notify_all();
 }
 
-void EngineLoop::wait_for_work() {
+void EngineLoop::wait_for_work(Turn turn) {
+  const auto has_work = [this] { return stopping_ || !arrivals_.empty() || !cancels_.empty(); };
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return stopping_ || !arrivals_.empty() || !cancels_.empty(); });
+  if (turn == Turn::kWaitsForDisk) {
+    changed_.wait_for(lock, std::chrono::microseconds(100), has_work);
+  } else {
+    changed_.wait(lock, has_work);
+  }
 }
 
 void EngineLoop::refresh_stats() {

@@ -20,6 +20,7 @@
 #include "engine/active_request.h"
 #include "scheduler/scheduler.h"
 #include "step/executor.h"
+#include "transfer/tier_worker.h"
 
 namespace deepinfer {
 
@@ -40,8 +41,10 @@ struct PreparedRequest {
 
 class EngineLoop final : private SequenceObserver {
  public:
-  EngineLoop(const EngineLoopOptions& options, Scheduler& scheduler, KvCache& cache, Executor& executor);
-  ~EngineLoop() override;  // aborts what is left
+  // disk: null if the cache has no such tier.
+  EngineLoop(const EngineLoopOptions& options, Scheduler& scheduler, KvCache& cache, Executor& executor,
+             TierWorker* disk);
+  ~EngineLoop() override;  // aborts what is left, saves what the disk shall keep
 
   // Any thread. Refused if the queue is full or the loop is draining.
   Status submit(PreparedRequest request);
@@ -59,12 +62,15 @@ class EngineLoop final : private SequenceObserver {
   void run();
   bool admit();
   void start(PreparedRequest request);
-  bool step();
+  enum class Turn { kWorked, kWaitsForDisk, kIdle };
+  Turn step();
   void collect_one();
+  void talk_to_disk();
+  void save_to_disk();
   void abort_all(FinishReason reason, const std::string& error);
   void expire_overdue();
   void deliver();
-  void wait_for_work();
+  void wait_for_work(Turn turn);
   void refresh_stats();
   uint64_t key(SequenceHandle handle) const { return static_cast<uint64_t>(handle.index) << 32 | handle.generation; }
 
@@ -76,6 +82,7 @@ class EngineLoop final : private SequenceObserver {
   Scheduler& scheduler_;
   KvCache& cache_;
   Executor& executor_;
+  TierWorker* disk_;
 
   mutable std::mutex mutex_;  // of everything down to stats_
   std::condition_variable changed_;
@@ -93,6 +100,8 @@ class EngineLoop final : private SequenceObserver {
   std::vector<ActiveRequest*> news_;
   std::vector<PreparedRequest> taken_;
   std::vector<RequestId> taken_cancels_;
+  std::vector<DiskJob> disk_jobs_;
+  std::vector<DiskJobResult> disk_results_;
   VotingState voting_state_;
   int in_flight_ = 0;
   bool overdue_possible_ = false;

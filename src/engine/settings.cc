@@ -101,12 +101,11 @@ void add_cache(Table& table) {
                      "Tokens between places in a long text where a later request may join. 0: at ends and forks only.");
   table
       .byte_size("host_cache_bytes", &EngineSettings::host_cache_bytes,
-                 "Memory for prefixes that left the device's cache.")
-      .refuse("The cache tier in host memory is not built.");
-  table.text("disk_cache_dir", &EngineSettings::disk_cache_dir, "a folder", "Where prefixes are kept on disk.")
-      .refuse("The cache tier on disk is not built.");
-  table.byte_size("disk_cache_bytes", &EngineSettings::disk_cache_bytes, "Space for them.")
-      .refuse("The cache tier on disk is not built.");
+                 "Memory for prefixes that left the device's cache; they come back exactly as they were. 0: none.");
+  table.text("disk_cache_dir", &EngineSettings::disk_cache_dir, "a folder", "Where prefixes are kept on disk, across restarts. Needs "
+             "host_cache_bytes, through which they go. Empty: nowhere.");
+  table.byte_size("disk_cache_bytes", &EngineSettings::disk_cache_bytes,
+                  "Space for them; the oldest go first. 0: 16 GiB.");
 }
 
 void add_replay(Table& table) {
@@ -252,6 +251,10 @@ Result<EngineSettings> read_engine_settings(const SettingsSources& sources, std:
 
 Status check_engine_settings(const EngineSettings& settings) {
   if (settings.model.empty()) return invalid_input("model: name the folder of a checkpoint");
+  if (!settings.disk_cache_dir.empty() && settings.host_cache_bytes == 0) {
+    return invalid_input("disk_cache_dir {}: what goes to disk passes through host memory; set host_cache_bytes too",
+                         settings.disk_cache_dir);
+  }
   DI_RETURN_IF_ERROR(check_parallel_sizes(settings.expert_parallel_size, settings.data_parallel_size,
                                           settings.context_parallel_size, settings.engram_parallel_size));
   const int64_t ranks =

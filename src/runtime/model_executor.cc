@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/sync_guard.h"
@@ -9,8 +10,9 @@
 
 namespace deepinfer {
 
-ModelExecutor::ModelExecutor(Model& model, KvStorage storage, int32_t num_slots)
-    : model_(model), storage_(std::move(storage)) {
+ModelExecutor::ModelExecutor(Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
+                             int32_t num_slots)
+    : model_(model), device_blocks_(std::move(device_blocks)), host_blocks_(host_blocks) {
   slots_.reserve(num_slots);
   for (int32_t i = 0; i < num_slots; ++i) slots_.push_back({.state = model.make_placed_sequence(0)});
   steps_.reserve(num_slots);
@@ -80,6 +82,22 @@ void ModelExecutor::start(const SlotStart& start) {
                       .end_tokens = input.end_tokens});
 }
 
+void ModelExecutor::move_blocks(const StepPlan& plan) {
+  const auto move = [](std::span<const std::byte> from, std::span<std::byte> to) {
+    std::memcpy(to.data(), from.data(), to.size());
+  };
+  for (const BlockTransfer& t : plan.transfers) {
+    const std::span<std::byte> device = device_blocks_->block(t.group, t.device_block);
+    const std::span<std::byte> host = host_blocks_->block(t.group, t.host_block);
+    if (t.direction == BlockTransfer::Direction::kSave) {
+      move(device, host);
+    } else {
+      move(host, device);
+    }
+  }
+  for (const BlockCopy& c : plan.copies) move(device_blocks_->block(c.group, c.from), device_blocks_->block(c.group, c.to));
+}
+
 void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
   const auto begin = std::chrono::steady_clock::now();
   result.id = plan.id;
@@ -89,9 +107,10 @@ void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
   result.error.clear();
   for (const SlotStart& started : plan.starts) start(started);
   for (const BlockEdit& edit : plan.block_edits) {
-    slots_[edit.slot].state.place_block(edit.group, edit.number, storage_.block(edit.group, edit.block));
+    slots_[edit.slot].state.place_block(edit.group, edit.number,
+                                        device_blocks_->block(edit.group, edit.block).data());
   }
-  for (const BlockCopy& copy : plan.copies) storage_.copy(copy);
+  move_blocks(plan);
 
   steps_.clear();
   for (const StepItem& item : plan.items) {

@@ -9,16 +9,18 @@
 #include <vector>
 
 #include "model/transformer.h"
-#include "runtime/kv_storage.h"
 #include "sampling/sequence_sampler.h"
 #include "step/executor.h"
+#include "transfer/host_blocks.h"
 
 namespace deepinfer {
 
 class ModelExecutor final : public Executor {
  public:
-  // The model must outlive it and is used by nobody else meanwhile.
-  ModelExecutor(Model& model, KvStorage storage, int32_t num_slots);
+  // The model must outlive it and is used by nobody else meanwhile. `device_blocks`: the cache's bytes. `host_blocks`:
+  // those of the tier below, null if there is none; it outlives the executor.
+  ModelExecutor(Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
+                int32_t num_slots);
   ~ModelExecutor() override;  // waits for what was launched
 
   void launch(const StepPlan& plan) override;
@@ -38,12 +40,14 @@ class ModelExecutor final : public Executor {
 
   void work();
   void run(const StepPlan& plan, StepResult& result);
+  void move_blocks(const StepPlan& plan);
   void start(const SlotStart& start);
   void read_logits(const StepPlan& plan, StepResult& result);
   int32_t sample(Slot& slot, std::span<float> logits, int64_t position, ItemResult& item, StepResult& result);
 
   Model& model_;
-  KvStorage storage_;
+  std::unique_ptr<HostBlocks> device_blocks_;
+  const HostBlocks* host_blocks_;
   std::vector<Slot> slots_;
   std::vector<SequenceStep> steps_;
   std::vector<float> logits_;

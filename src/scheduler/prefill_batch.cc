@@ -11,6 +11,7 @@ bool Scheduler::is_long(const Sequence& sequence) const {
 }
 
 bool Scheduler::may_start(const Sequence& sequence) {
+  if (sequence.load == Sequence::Load::kPending) return false;
   if (const Sequence* sibling = pool_.find(sequence.after); sibling != nullptr && !sibling->prefilled_once) return false;
   return !is_long(sequence) || num_long_ < options_.max_long_prefills;
 }
@@ -19,21 +20,30 @@ bool Scheduler::may_start(const Sequence& sequence) {
 // has changed, but that less important sequences may have given way.
 bool Scheduler::start(Sequence& sequence, int64_t budget, StepPlan& plan) {
   const std::span<const int32_t> tokens = std::span(sequence.input->tokens).first(sequence.num_tokens);
+  const size_t starts = plan.starts.size(), edits = plan.block_edits.size(), copies = plan.copies.size();
+  int64_t length = sequence.load_length;
+  const bool was_loaded = sequence.load == Sequence::Load::kReady;
   PrefixMatch match;
-  if (sequence.use_prefix_cache) {
+  if (sequence.use_prefix_cache && !was_loaded) {
     // At least one token is computed, to have logits. Log-probabilities of the prompt need all of it computed.
     const int64_t most = longest_adoptable(options_.replay, sequence.input->decoder_begin, sequence.num_tokens - 1);
     match = cache_.match(tokens, sequence.wants_prompt_logprobs() ? 0 : most, sequence.salt);
+    if (match.stored_length > match.length && begin_load(sequence, match)) return false;
+    length = match.length;
+    if (length > 0 && !cache_.adopt(match, sequence.table, plan.copies)) return false;
+    sequence.branch_length = match.branch_length > length ? match.branch_length : 0;
   }
-  const size_t starts = plan.starts.size(), edits = plan.block_edits.size(), copies = plan.copies.size();
-  if (match.length > 0 && !cache_.adopt(match, sequence.table, plan.copies)) return false;
-  take_slot(sequence, match, plan);
+  if (was_loaded) {
+    loading_.erase(std::find(loading_.begin(), loading_.end(), sequence.handle.index));
+    sequence.load = Sequence::Load::kNone;
+  }
+  take_slot(sequence, length, plan);
   const int64_t count = std::min(budget, sequence.num_tokens - sequence.planned);
   if (!grow_or_preempt(sequence, sequence.planned + count, Victims::kLowerPriorities, plan)) {
     plan.starts.resize(starts);
     plan.block_edits.resize(edits);
     plan.copies.resize(copies);
-    sequence.last_step = collected_step_;  // no step names its blocks
+    sequence.last_step = was_loaded ? next_step_ - 1 : collected_step_;  // no other step names its blocks
     leave_running(sequence);
     sequence.phase = Phase::kWaiting;
     sequence.planned = sequence.computed = 0;
@@ -41,16 +51,16 @@ bool Scheduler::start(Sequence& sequence, int64_t budget, StepPlan& plan) {
   }
   if (sequence.use_prefix_cache) cache_.see(tokens, sequence.salt);
   if (sequence.num_preemptions == 0) {
-    sequence.num_cached_tokens = match.length;
-    counters_.cached_tokens += match.length;
+    sequence.num_cached_tokens = length;
+    counters_.cached_tokens += length;
   } else {
-    counters_.recomputed_tokens += sequence.num_tokens - match.length;
+    counters_.recomputed_tokens += sequence.num_tokens - length;
   }
   add_prefill_item(sequence, count, plan);
   return true;
 }
 
-void Scheduler::take_slot(Sequence& sequence, const PrefixMatch& match, StepPlan& plan) {
+void Scheduler::take_slot(Sequence& sequence, int64_t length, StepPlan& plan) {
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
   sequence.slot = {slot, ++slot_generation_[slot]};
@@ -58,9 +68,8 @@ void Scheduler::take_slot(Sequence& sequence, const PrefixMatch& match, StepPlan
   sequence.phase = Phase::kPrefill;
   ++num_prefilling_;
   if (is_long(sequence)) ++num_long_;
-  sequence.planned = sequence.computed = match.length;
-  sequence.branch_length = match.branch_length > match.length ? match.branch_length : 0;
-  plan.starts.push_back({sequence.slot, sequence.input.get(), match.length,
+  sequence.planned = sequence.computed = length;
+  plan.starts.push_back({sequence.slot, sequence.input.get(), length,
                          std::span<const int32_t>(sequence.input->tokens).first(sequence.num_tokens)});
   for (size_t g = 0; g < sequence.table.groups.size(); ++g) {
     const BlockTable::Group& group = sequence.table.groups[g];
@@ -115,7 +124,13 @@ int64_t Scheduler::plan_prompts(bool long_ones, int64_t budget, StepPlan& plan) 
       continue;
     }
     const size_t items = plan.items.size();
-    if (!start(sequence, budget, plan)) break;  // those behind it do not take what it waits for
+    if (!start(sequence, budget, plan)) {
+      if (sequence.load == Sequence::Load::kPending) {  // its prefix is on its way; others may go on
+        ++i;
+        continue;
+      }
+      break;  // those behind it do not take what it waits for
+    }
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence.handle.index));
     budget -= static_cast<int64_t>(plan.items[items].tokens.size());
   }

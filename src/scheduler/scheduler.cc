@@ -31,6 +31,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCache& cache)
   waiting_.reserve(options.max_num_seqs + options.max_queued);
   running_.reserve(options.max_num_seqs);
   retired_inputs_.reserve(options.max_num_seqs);
+  loading_.reserve(kMaxLoads);
   scratch_.reserve(options.max_num_seqs);
   for (int32_t slot = options.max_num_seqs; slot-- > 0;) free_slots_.push_back(slot);
   for (StepPlan& plan : plans_) {
@@ -85,6 +86,7 @@ void Scheduler::abort(SequenceHandle handle, FinishReason reason, SequenceObserv
 }
 
 BallotRecord Scheduler::ballot() {
+  poll_loads();
   BallotRecord record;
   record.num_decoding = static_cast<int32_t>(running_.size()) - num_prefilling_;
   record.has_decoding = record.num_decoding > 0;
@@ -104,9 +106,19 @@ const StepPlan& Scheduler::plan(StepKind kind) {
   if (kind == StepKind::kPrefill) plan_prefill(plan);
   if (kind == StepKind::kDecode) plan_decode(plan);
   if (!plan.items.empty()) {
+    cache_.take_transfers(plan.id, plan.transfers);
     ++next_step_;
     ++counters_.steps[static_cast<int>(kind)];
   }
+  return plan;
+}
+
+const StepPlan& Scheduler::plan_transfers() {
+  StepPlan& plan = plans_[next_step_ % 3];
+  plan.clear();
+  plan.id = next_step_;
+  cache_.take_transfers(plan.id, plan.transfers);
+  if (!plan.transfers.empty()) ++next_step_;
   return plan;
 }
 
@@ -131,6 +143,12 @@ bool Scheduler::grow(Sequence& sequence, int64_t end, StepPlan& plan) {
 bool Scheduler::grow_or_preempt(Sequence& sequence, int64_t end, Victims victims, StepPlan& plan) {
   while (!grow(sequence, end, plan)) {
     if (retired_step_ > collected_step_) return false;  // some are on their way already
+    // First those that only wait with blocks.
+    const auto less = [&](int32_t index) { return goes_first(sequence.handle.index, index); };
+    if (const auto at_load = std::find_if(loading_.rbegin(), loading_.rend(), less); at_load != loading_.rend()) {
+      drop_load(at(*at_load), Sequence::Load::kNone);
+      continue;
+    }
     if (running_.empty()) return false;
     Sequence& victim = at(running_.back());
     const bool gives_way = victims == Victims::kLaterArrivals
@@ -170,6 +188,7 @@ void Scheduler::preempt(Sequence& sequence) {
 
 void Scheduler::finish(Sequence& sequence, FinishedSequence how, SequenceObserver& observer) {
   if (sequence.phase == Phase::kWaiting) {
+    if (sequence.load != Sequence::Load::kNone) drop_load(sequence, Sequence::Load::kNone);
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence.handle.index));
   } else {
     if (how.reason == FinishReason::kStop || how.reason == FinishReason::kLength) publish(sequence, sequence.computed);
@@ -266,9 +285,12 @@ std::string Scheduler::check() {
   for (const int32_t index : waiting_) {
     const Sequence& s = at(index);
     if (s.phase != Phase::kWaiting) return fmt::format("waiting {} is in phase {}", index, static_cast<int>(s.phase));
+    const bool is_loading = s.load == Sequence::Load::kPending || s.load == Sequence::Load::kReady;
+    if (is_loading != std::count(loading_.begin(), loading_.end(), index) > 0) return "the list of loads is wrong";
     for (const BlockTable::Group& group : s.table.groups) {
-      if (!group.blocks.empty()) return fmt::format("waiting {} holds blocks", index);
+      if (!group.blocks.empty() && !is_loading) return fmt::format("waiting {} holds blocks", index);
     }
+    if (is_loading) tables.push_back(&s.table);
   }
   const auto ordered = [this](int32_t a, int32_t b) { return goes_first(a, b); };
   if (!std::is_sorted(waiting_.begin(), waiting_.end(), ordered)) return "the queue is out of order";

@@ -86,9 +86,12 @@ class Scheduler {
   // The plan stays valid until two further ones were made.
   const StepPlan& plan(StepKind kind);
   void apply(const StepResult& result, SequenceObserver& observer);
+  // A step without items that only moves what the cache wants moved; not to be launched if it has no transfers.
+  const StepPlan& plan_transfers();
 
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t num_loading() const { return static_cast<int32_t>(loading_.size()); }  // of those that wait
   bool idle() const { return waiting_.empty() && running_.empty(); }
   const Sequence* find(SequenceHandle handle) { return pool_.find(handle); }
   // The sequence that a slot of the last plan belongs to.
@@ -99,13 +102,18 @@ class Scheduler {
   std::string check();
 
  private:
+  static constexpr size_t kMaxLoads = 8;  // prefixes brought back at a time
+
   void plan_prefill(StepPlan& plan);
   void plan_decode(StepPlan& plan);
   int64_t plan_prompts(bool long_ones, int64_t budget, StepPlan& plan);
   void add_prefill_item(Sequence& sequence, int64_t count, StepPlan& plan);
   bool may_start(const Sequence& sequence);
   bool start(Sequence& sequence, int64_t budget, StepPlan& plan);
-  void take_slot(Sequence& sequence, const PrefixMatch& match, StepPlan& plan);
+  bool begin_load(Sequence& sequence, const PrefixMatch& match);
+  void poll_loads();
+  void drop_load(Sequence& sequence, Sequence::Load next);
+  void take_slot(Sequence& sequence, int64_t length, StepPlan& plan);
   bool grow(Sequence& sequence, int64_t end, StepPlan& plan);
   enum class Victims { kLaterArrivals, kLowerPriorities };
   bool grow_or_preempt(Sequence& sequence, int64_t end, Victims victims, StepPlan& plan);
@@ -132,6 +140,7 @@ class Scheduler {
   std::vector<int32_t> free_slots_;
   std::vector<SequenceHandle> slot_owner_;  // [slot]
   std::vector<uint32_t> slot_generation_;   // [slot]
+  std::vector<int32_t> loading_;  // of the waiting: a load is pending or ready
   std::vector<int32_t> scratch_;
   StepPlan plans_[3];
   int64_t next_step_ = 1;

@@ -35,6 +35,12 @@ struct Sequence {
   SequenceHandle after;  // starts once that one has processed its prompt, to share it
   bool use_prefix_cache = true;
 
+  // A prefix that is being brought back from a lower tier while it waits; its blocks are in the table already.
+  enum class Load : uint8_t { kNone, kPending, kReady, kFailed };  // failed: not tried again
+  Load load = Load::kNone;
+  int64_t load_id = -1;
+  int64_t load_length = 0;
+
   BlockTable table;
   SlotHandle slot;
   int64_t planned = 0;    // tokens whose rows are written by collected or launched steps

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/cache_layout.h"
+#include "cache/transfers.h"
 #include "step/sequence_input.h"
 
 namespace deepinfer {
@@ -58,6 +59,7 @@ struct StepPlan {
   StepKind kind = StepKind::kIdle;
   std::vector<SlotStart> starts;
   std::vector<BlockEdit> block_edits;
+  std::vector<BlockTransfer> transfers;
   std::vector<BlockCopy> copies;
   std::vector<StepItem> items;
 
@@ -67,6 +69,7 @@ struct StepPlan {
     kind = StepKind::kIdle;
     starts.clear();
     block_edits.clear();
+    transfers.clear();
     copies.clear();
     items.clear();
   }

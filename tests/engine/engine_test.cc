@@ -1,6 +1,10 @@
 // The engine on small models: whatever else runs, a request's answer is the one it has alone, byte for byte.
 #include "deepinfer/engine.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
@@ -196,6 +200,40 @@ TEST(Engine, ReplayModesAgreeAndExactEqualsNoReplay) {
   std::string error;
   EXPECT_EQ(Engine::create({{"model", kGolden}, {"max_model_len", "256"}, {"yoco_prefill_keep_tokens", "7"}}, error), nullptr);
   EXPECT_NE(error.find("keep at least 8"), std::string::npos) << error;
+}
+
+TEST(Engine, PrefixesComeBackFromHostMemoryAndDiskAndChangeNoByte) {
+  const std::vector<Request> requests = mixed_requests(40, 256, 4);
+  const std::vector<RequestOutput> expected = run_alone(requests);
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("deepinfer_tiers_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const Settings settings = {{"max_num_seqs", "4"},          {"kv_cache_bytes", "3000000"},
+                             {"max_num_batched_tokens", "64"}, {"host_cache_bytes", "8000000"},
+                             {"disk_cache_dir", folder.string()}, {"disk_cache_bytes", "100000000"}};
+  int64_t cached_in_first_run = 0;
+  for (int restart = 0; restart < 3; ++restart) {
+    const std::unique_ptr<Engine> engine = make_engine(settings);
+    const std::vector<RequestOutput> outputs = run_together(*engine, requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      expect_equal(outputs[i], expected[i], "start " + std::to_string(restart) + ", request " + std::to_string(i));
+    }
+    if (restart == 0) cached_in_first_run = engine->stats().prompt_tokens_cached;
+    if (restart > 0) EXPECT_GT(engine->stats().prompt_tokens_cached, cached_in_first_run) << "the disk outlives an engine";
+    std::printf("start %d: %ld prompt tokens cached\n", restart, engine->stats().prompt_tokens_cached);
+  }
+  // Damage on disk costs time and nothing else.
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    for (std::streamoff at = 100; at < static_cast<std::streamoff>(entry.file_size()); at += 997) {
+      file.seekp(at);
+      file.put('x');
+    }
+  }
+  const std::unique_ptr<Engine> engine = make_engine(settings);
+  const std::vector<RequestOutput> outputs = run_together(*engine, requests);
+  for (size_t i = 0; i < requests.size(); ++i) expect_equal(outputs[i], expected[i], "damaged, " + std::to_string(i));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Engine, RefusesBadRequestsByNameAndGoesOn) {
