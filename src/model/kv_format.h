@@ -29,8 +29,9 @@ inline std::optional<KvFormat> kv_format_from_name(std::string_view name) {
 // Packed rows hold what quantisers make; exact numerics have none.
 inline Status check_kv_format(KvFormat format, Numerics numerics) {
   if (format == KvFormat::kBf16 || Rounding::of(numerics).quantise_caches) return Status();
-  return invalid_input("kv_cache_format {}: {} numerics keep cached rows in fp32; leave it at bf16, or choose other "
-                       "numerics", name_of(format), name_of(numerics));
+  return invalid_input(
+      "kv_cache_format {}: {} numerics keep cached rows in fp32; leave the format at bf16, or choose other numerics",
+      name_of(format), name_of(numerics));
 }
 
 }  // namespace deepinfer

@@ -10,8 +10,8 @@
 namespace deepinfer {
 namespace {
 
-constexpr int32_t kRowShift = 6;       // window and compressed rows in a block
-constexpr int32_t kOpenRowShift = 4;   // (value | gate) rows in a block
+constexpr int32_t kRowShift = 6;      // window and compressed rows in a block
+constexpr int32_t kOpenRowShift = 4;  // (value | gate) rows in a block
 
 // Of window rows, compressed rows and index keys.
 struct RowTypes {
@@ -58,7 +58,8 @@ KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics, KvFormat f
     list->assign(num_layers, -1);
   }
   const int window = add_group(layout, "window", int64_t{1} << kRowShift, config.sliding_window);
-  for (size_t l = 0; l < num_layers; ++l) layout.window[l] = add(layout, window, types.window, config.head_dim, kRowShift);
+  for (size_t l = 0; l < num_layers; ++l)
+    layout.window[l] = add(layout, window, types.window, config.head_dim, kRowShift);
 
   int64_t largest_ratio = 1;
   std::map<int, int> global;  // by ratio
@@ -67,7 +68,8 @@ KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics, KvFormat f
     const int ratio = plan.layers[l].compress_ratio;
     largest_ratio = std::max<int64_t>(largest_ratio, ratio);
     if (!global.contains(ratio)) {
-      global[ratio] = add_group(layout, fmt::format("global_{}", ratio), int64_t{ratio} << kRowShift, CacheGroup::kKeepAll);
+      global[ratio] =
+          add_group(layout, fmt::format("global_{}", ratio), int64_t{ratio} << kRowShift, CacheGroup::kKeepAll);
     }
     layout.compressed[l] = add(layout, global[ratio], types.compressed, config.head_dim, kRowShift);
     layout.index_keys[l] = add(layout, global[ratio], types.index_key, config.index_head_dim, kRowShift);
@@ -85,7 +87,8 @@ KvLayout KvLayout::make(const ModelConfig& config, Numerics numerics, KvFormat f
 double KvLayout::bytes_per_token() const {
   double bytes = 0;
   for (const CacheGroup& group : cache.groups) {
-    if (group.retention == CacheGroup::kKeepAll) bytes += static_cast<double>(group.block_bytes) / group.tokens_per_block;
+    if (group.retention == CacheGroup::kKeepAll)
+      bytes += static_cast<double>(group.block_bytes) / group.tokens_per_block;
   }
   return bytes;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/number_formats.h"
@@ -37,6 +38,7 @@ enum class FakeQuant : uint8_t {
   kE2m1Group16,  // compressed rows: E4M3 scale max/6, largest value floored at 6 * 2^-9
   kE2m1Group32,  // indexer: power-of-two scale, largest value floored at 6 * 2^-126
 };
+inline int64_t quantiser_group(FakeQuant kind) { return kind == FakeQuant::kE2m1Group16 ? 16 : 32; }
 struct FakeQuantArgs {
   FakeQuant kind = FakeQuant::kE4m3Group32;
   MatrixView<float> out;       // [num_rows, width], width a multiple of the group
@@ -83,11 +85,15 @@ struct GatherRowsArgs {
 };
 void gather_rows(Stream& stream, const GatherRowsArgs& args);
 
-// Writes in[i] as row rows[i] of tables[i].
+// Writes in[i] as row rows[i] of tables[i]. With `quantise` the row's values are those of the quantiser. A packed type
+// holds the values of its own quantiser without loss, whether or not it is asked for: codes and scales come from `in`.
+// (Never from the values: a small E4M3 scale is not found again in what it made.) Values of another quantiser, or of
+// none, are quantised once more, by the type's own.
 struct WriteRowsArgs {
-  MatrixView<const float> in;               // [num_rows, width]
+  MatrixView<const float> in;               // [num_rows, width], finite for packed types
   std::span<const RowTable* const> tables;  // [num_rows]
   std::span<const int64_t> rows;            // [num_rows]
+  std::optional<FakeQuant> quantise = std::nullopt;
 };
 void write_rows(Stream& stream, const WriteRowsArgs& args);
 

@@ -1,5 +1,7 @@
 // Argument checks of every op, once for all backends, then the call through the stream's table. Arguments come from the
 // model, never from a user, so a violation is a bug.
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/op_table.h"
 
@@ -49,7 +51,7 @@ void rms_norm(Stream& stream, const RmsNormArgs& args) {
 
 void fake_quant(Stream& stream, const FakeQuantArgs& args) {
   check_same_shape(args.out, args.in, "fake_quant");
-  DI_CHECK(args.in.cols % (args.kind == FakeQuant::kE2m1Group16 ? 16 : 32) == 0, "fake_quant: width {}", args.in.cols);
+  DI_CHECK(args.in.cols % quantiser_group(args.kind) == 0, "fake_quant: width {}", args.in.cols);
   stream.ops().fake_quant(stream, args);
 }
 
@@ -85,6 +87,11 @@ void gather_rows(Stream& stream, const GatherRowsArgs& args) {
 void write_rows(Stream& stream, const WriteRowsArgs& args) {
   DI_CHECK(args.in.rows == static_cast<int64_t>(args.tables.size()) && args.tables.size() == args.rows.size(),
            "write_rows: {} rows, {} tables", args.in.rows, args.tables.size());
+  const int64_t group = args.quantise ? quantiser_group(*args.quantise) : 1;
+  for (const RowTable* table : args.tables) {
+    DI_CHECK(table->width == args.in.cols && table->width % std::max(group, row_group(table->type)) == 0,
+             "write_rows: width {} into rows of {}", args.in.cols, table->width);
+  }
   stream.ops().write_rows(stream, args);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/row_blocks.h"
 
 namespace deepinfer::ops {
@@ -23,8 +24,7 @@ struct Problem {
   int64_t width() const { return heads * dim; }
 };
 
-Values attend(const Problem& p, bool round, RowType type = RowType::kF32, int32_t block_shift = 2) {
-  const RowBlocks window(type, block_shift, p.dim, p.window), compressed(type, block_shift, p.dim, p.compressed);
+Values attend(const Problem& p, const RowBlocks& window, const RowBlocks& compressed, bool round) {
   return on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
     std::vector<AttentionQuery> queries;
     for (int64_t i = begin; i < end; ++i) {
@@ -37,6 +37,11 @@ Values attend(const Problem& p, bool round, RowType type = RowType::kF32, int32_
     attention(*rig.stream, {out.view(), q.view(), queries, p.sink.data(), p.heads, round});
     return out.values();
   });
+}
+
+Values attend(const Problem& p, bool round, RowType type = RowType::kF32, int32_t block_shift = 2) {
+  const RowBlocks window(type, block_shift, p.dim, p.window), compressed(type, block_shift, p.dim, p.compressed);
+  return attend(p, window, compressed, round);
 }
 
 // The definition in double precision, without rounding.
@@ -169,6 +174,49 @@ TEST(Attention, reads_the_same_numbers_from_bf16_rows_and_from_blocks_of_any_siz
       EXPECT_EQ(first_difference(attend(p, round, RowType::kBf16, block_shift), expected), -1)
           << "bf16, 2^" << block_shift;
     }
+  }
+}
+
+// Window rows and compressed rows of types of their own.
+Values attend_to(const Problem& p, RowType window_type, RowType compressed_type, bool round, int32_t block_shift) {
+  const RowBlocks window(window_type, block_shift, p.dim, p.window);
+  const RowBlocks compressed(compressed_type, block_shift, p.dim, p.compressed);
+  return attend(p, window, compressed, round);
+}
+
+TEST(Attention, reads_from_packed_rows_the_numbers_of_their_quantiser) {
+  Random random(7);
+  for (const int64_t dim : {32, 96, 512}) {
+    const Problem p = random_problem(random, 3, dim, 4, 70, 40);
+    for (const RowType type : kPackedTypes) {
+      SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(type) << ", " << dim << " channels");
+      Problem same = p;
+      same.compressed = quantised(own_quantiser(type), p.compressed);
+      same.window = quantised(FakeQuant::kE4m3Group32, p.window);
+      for (const bool round : {false, true}) {
+        EXPECT_EQ(first_difference(attend_to(p, RowType::kE4m3Group32, type, round, 3), attend(same, round)), -1);
+      }
+    }
+  }
+}
+
+// A query that sees one row gets that row: every code and scales of every size come back as numbers.
+TEST(Attention, to_a_single_row_gives_the_row_whatever_its_codes_and_scales) {
+  Random random(8);
+  for (const RowType type : kPackedTypes) {
+    Problem p{.heads = 1, .dim = 640};
+    p.window = groups_of_ties(random, own_quantiser(type), static_cast<int>(40 * p.dim / row_group(type)));
+    const Values extremes = rows_of_every_magnitude(random, 40, p.dim, -149, 120);
+    p.window.insert(p.window.end(), extremes.begin(), extremes.end());
+    for (int64_t i = 0; i < 80; ++i) {
+      p.window_begin.push_back(i);
+      p.window_end.push_back(i + 1);
+    }
+    p.selected.resize(80);
+    p.q.assign(80 * p.dim, 0.0f);
+    p.sink = {-1e30f};
+    p.compressed = Values(p.dim, 0.0f);
+    EXPECT_EQ(attend_to(p, type, RowType::kF32, false, 2), quantised(own_quantiser(type), p.window));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/number_formats.h"
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/rigs.h"
 
 namespace deepinfer::ops {
@@ -97,44 +98,11 @@ Values fake_quant_on_every_rig(FakeQuant kind, const Values& x, int64_t width) {
   });
 }
 
-int64_t group_of(FakeQuant kind) { return kind == FakeQuant::kE2m1Group16 ? 16 : 32; }
-
-// One group by the scalar definitions of number_formats.h.
-void quantise_group(FakeQuant kind, const float* x, float* out) {
-  float largest = 0;
-  for (int64_t i = 0; i < group_of(kind); ++i) largest = std::max(largest, std::fabs(x[i]));
-  float scale = 0;
-  switch (kind) {
-    case FakeQuant::kE4m3Group32:
-      scale = power_of_two_at_least(std::max(largest, 1e-4f) * (1.0f / 448));
-      break;
-    case FakeQuant::kE2m1Group16:
-      scale = e4m3_to_float(float_to_e4m3(std::max(largest, 6 * 0x1p-9f) / 6));
-      break;
-    case FakeQuant::kE2m1Group32:
-      scale = power_of_two_at_least(std::max(largest, 6 * 0x1p-126f) * (1.0f / 6));
-      break;
-  }
-  for (int64_t i = 0; i < group_of(kind); ++i) {
-    const float scaled = x[i] / scale;
-    out[i] = scale * (kind == FakeQuant::kE4m3Group32 ? e4m3_to_float(float_to_e4m3(scaled))
-                                                      : e2m1_to_float(float_to_e2m1(scaled)));
-  }
-}
-
-Values quantised(FakeQuant kind, const Values& x) {
-  Values out(x.size());
-  for (size_t i = 0; i < x.size(); i += group_of(kind)) quantise_group(kind, x.data() + i, out.data() + i);
-  return out;
-}
-
-constexpr FakeQuant kKinds[] = {FakeQuant::kE4m3Group32, FakeQuant::kE2m1Group16, FakeQuant::kE2m1Group32};
-
 TEST(FakeQuant, gives_the_golden_values_exactly) {
   const std::vector<GoldenCase> cases = read_golden_cases("quantisers");
   ASSERT_EQ(cases.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
-    ASSERT_EQ(cases[i].integer("group"), group_of(kKinds[i])) << cases[i].name();
+    ASSERT_EQ(cases[i].integer("group"), quantiser_group(kKinds[i])) << cases[i].name();
     const Values x = cases[i].floats("x");
     const Values out = fake_quant_on_every_rig(kKinds[i], x, x.size() / cases[i].rows("x"));
     // The file does not tell the sign of a zero.
@@ -159,15 +127,7 @@ TEST(FakeQuant, is_the_scalar_definition_on_random_values_of_every_magnitude) {
   Random random(3);
   for (const FakeQuant kind : kKinds) {
     for (const int64_t width : {32, 96, 512}) {
-      Values x(40 * width);
-      for (int64_t r = 0; r < 40; ++r) {
-        const int exponent = static_cast<int>(random.between(-149, 120));  // subnormal rows included
-        for (int64_t c = 0; c < width; ++c) {
-          const int spread = static_cast<int>(random.between(-12, 0));
-          x[r * width + c] = random.bits() % 16 == 0 ? std::copysign(0.0f, random.normal())
-                                                     : std::ldexp(random.normal(), exponent + spread);
-        }
-      }
+      const Values x = rows_of_every_magnitude(random, 40, width, -149, 120);
       const Values out = fake_quant_on_every_rig(kind, x, width);
       EXPECT_EQ(first_difference(out, quantised(kind, x)), -1)
           << "kind " << static_cast<int>(kind) << ", width " << width;
@@ -179,25 +139,8 @@ TEST(FakeQuant, is_the_scalar_definition_on_random_values_of_every_magnitude) {
 TEST(FakeQuant, rounds_exact_ties_as_the_scalar_definition) {
   Random random(4);
   for (const FakeQuant kind : kKinds) {
-    // The first value of a group fixes the scale; the others lie on codes, half way between two, and one bit beside.
-    const bool fp8 = kind == FakeQuant::kE4m3Group32;
-    const float top = fp8 ? 448.0f : 6.0f;
-    Values x;
-    for (int group = 0; group < 600; ++group) {
-      const float scale = kind == FakeQuant::kE2m1Group16
-                              ? e4m3_to_float(static_cast<uint8_t>(random.between(1, 0x7E)))
-                              : std::ldexp(1.0f, static_cast<int>(random.between(fp8 ? -20 : -120, 100)));
-      x.push_back(top * scale);
-      for (int64_t i = 1; i < group_of(kind); ++i) {
-        const auto code = static_cast<uint8_t>(random.between(0, fp8 ? 0x7D : 6));
-        const float low = fp8 ? e4m3_to_float(code) : e2m1_to_float(code);
-        const float high = fp8 ? e4m3_to_float(code + 1) : e2m1_to_float(code + 1);
-        float value = (random.bits() % 4 == 0 ? low : (low + high) / 2) * scale;
-        if (random.bits() % 3 == 0) value = std::nextafter(value, random.bits() % 2 ? 1e30f : 0.0f);
-        x.push_back(random.bits() % 2 ? value : -value);
-      }
-    }
-    EXPECT_EQ(first_difference(fake_quant_on_every_rig(kind, x, group_of(kind) * 4), quantised(kind, x)), -1)
+    const Values x = groups_of_ties(random, kind, 600);
+    EXPECT_EQ(first_difference(fake_quant_on_every_rig(kind, x, quantiser_group(kind) * 4), quantised(kind, x)), -1)
         << "kind " << static_cast<int>(kind);
   }
 }

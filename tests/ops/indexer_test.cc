@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/row_blocks.h"
 
 namespace deepinfer::ops {
@@ -196,6 +197,26 @@ TEST(IndexSelect, is_a_sort_by_score_with_ties_to_the_lower_row) {
       ASSERT_EQ(restricted.rows[i], best(scores, rows_in(source.blocks[i], p.block, p.visible[i]), p.top_k));
       ASSERT_EQ(narrow.rows[i], plain.rows[i]) << "keys in BF16";
       ASSERT_EQ(narrow.blocks[i], source.blocks[i]) << "keys in BF16";
+    }
+  }
+}
+
+TEST(IndexSelect, reads_from_packed_keys_the_numbers_of_their_quantiser) {
+  Random random(2);
+  for (const RowType type : {RowType::kE2m1Group32, RowType::kE4m3Group32}) {
+    for (const int64_t dim : {32, 96, 128}) {
+      // Scores lie close together, so that a key that was read wrongly changes the order.
+      Problem p{.heads = 20, .dim = dim, .top_k = 40, .block = 8, .most_blocks = 6};
+      p.q = random.normals(2 * p.heads * dim);
+      p.head_weights = random.normals(2 * p.heads);
+      p.keys = random.normals(200 * dim, 0.01f);
+      p.visible = {150, 200};
+      Problem same = p;
+      same.keys = quantised(own_quantiser(type), p.keys);
+      const Selection packed = select_on_every_rig(p, true, nullptr, type, 4);
+      const Selection plain = select_on_every_rig(same, true);
+      EXPECT_EQ(packed.rows, plain.rows);
+      EXPECT_EQ(packed.blocks, plain.blocks);
     }
   }
 }

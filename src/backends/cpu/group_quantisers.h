@@ -68,9 +68,7 @@ struct E2m1Group16 {
   static constexpr float kLargest = 6.0f;
   static constexpr bool kPowerOfTwoScale = false;
   static constexpr int kBytes = 8;
-  static float scale(float largest) {
-    return round_to_e4m3(std::min(std::max(largest, 6.0f / 512.0f) / 6.0f, 448.0f));
-  }
+  static float scale(float largest) { return round_to_e4m3(std::min(std::max(largest, 6.0f / 512.0f) / 6.0f, 448.0f)); }
   static float round(float x) { return round_to_e2m1(x); }
   static uint8_t scale_code(float scale) { return e4m3_code(scale); }
 };
