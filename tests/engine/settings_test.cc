@@ -148,7 +148,7 @@ TEST(EngineSettings, OnlyTheCpuIsThere) {
 
 TEST(EngineSettings, KeepTokensAreANumberOrExact) {
   EXPECT_EQ(read({keyword("yoco_prefill_keep_tokens", "140")})->yoco_prefill_keep_tokens, 140);
-  EXPECT_EQ(read({keyword("yoco_prefill_keep_tokens", "exact")})->yoco_prefill_keep_tokens, 0);
+  EXPECT_EQ(read({keyword("yoco_prefill_keep_tokens", "exact")})->yoco_prefill_keep_tokens, kExactKeepTokens);
   EXPECT_THAT(message({keyword("yoco_prefill_keep_tokens", "all")}), HasSubstr("or exact"));
 }
 

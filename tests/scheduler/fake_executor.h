@@ -46,10 +46,13 @@ inline std::vector<int32_t> fake_answer(std::vector<int32_t> tokens, int64_t max
 
 class FakeExecutor final : public Executor {
  public:
-  FakeExecutor(CacheLayout layout, std::vector<int32_t> num_blocks, int32_t num_slots, uint32_t seed)
+  FakeExecutor(CacheLayout layout, const std::vector<int32_t>& num_blocks, const std::vector<int32_t>& num_host_blocks,
+               int32_t num_slots, uint32_t seed)
       : layout_(std::move(layout)), slots_(num_slots), random_(seed) {
     for (size_t g = 0; g < layout_.groups.size(); ++g) {
-      rows_.emplace_back(num_blocks[g], std::vector<uint64_t>(layout_.groups[g].tokens_per_block, 0));
+      const std::vector<uint64_t> empty(layout_.groups[g].tokens_per_block, 0);
+      rows_.emplace_back(num_blocks[g], empty);
+      host_rows_.emplace_back(num_host_blocks.empty() ? 0 : num_host_blocks[g], empty);
     }
     for (Slot& slot : slots_) slot.blocks.resize(layout_.groups.size());
   }
@@ -57,7 +60,7 @@ class FakeExecutor final : public Executor {
   int max_in_flight() const override { return 2; }
 
   void launch(const StepPlan& plan) override {
-    ASSERT_FALSE(plan.items.empty());
+    ASSERT_FALSE(plan.items.empty() && plan.transfers.empty());
     waiting_.push_back(&plan);
     ASSERT_LE(waiting_.size() + done_.size(), 2u);
     if (random_() % 2 == 0) run_one();  // the device may be fast or slow
@@ -71,6 +74,7 @@ class FakeExecutor final : public Executor {
   }
 
   int64_t rows_checked() const { return rows_checked_; }
+  std::vector<uint64_t>& host_block(int32_t group, BlockId block) { return host_rows_[group][block]; }
 
  private:
   struct Slot {
@@ -93,6 +97,11 @@ class FakeExecutor final : public Executor {
       for (const int32_t token : start.tokens.first(start.length)) push(slot, token);
     }
     for (const BlockEdit& edit : plan.block_edits) slots_[edit.slot].blocks[edit.group][edit.number] = edit.block;
+    for (const BlockTransfer& t : plan.transfers) {
+      std::vector<uint64_t>&device = rows_[t.group][t.device_block], &host = host_rows_[t.group][t.host_block];
+      (t.direction == BlockTransfer::Direction::kSave ? host : device) =
+          t.direction == BlockTransfer::Direction::kSave ? device : host;
+    }
     for (const BlockCopy& copy : plan.copies) rows_[copy.group][copy.to] = rows_[copy.group][copy.from];
     StepResult result{.id = plan.id, .kind = plan.kind};
     for (const StepItem& item : plan.items) result.items.push_back(run_item(item));
@@ -140,7 +149,7 @@ class FakeExecutor final : public Executor {
   CacheLayout layout_;
   std::vector<Slot> slots_;
   std::mt19937 random_;
-  std::vector<std::vector<std::vector<uint64_t>>> rows_;  // [group][block][row]
+  std::vector<std::vector<std::vector<uint64_t>>> rows_, host_rows_;  // [group][block][row]
   std::deque<const StepPlan*> waiting_;
   std::deque<StepResult> done_;
   StepResult result_;

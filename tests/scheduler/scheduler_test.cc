@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "scheduler/fake_disk.h"
 #include "scheduler/fake_executor.h"
 
 namespace deepinfer {
@@ -25,11 +26,17 @@ struct Harness final : SequenceObserver {
   };
 
   Harness(SchedulerOptions options, std::vector<int32_t> num_blocks, uint32_t seed, bool overlap = true,
-          bool prefix_caching = true)
+          bool prefix_caching = true, std::vector<int32_t> host_blocks = {}, bool with_disk = false)
       : options_(options),
-        cache(test_layout(), {.num_blocks = num_blocks, .prefix_caching = prefix_caching, .debug = true}),
+        cache(test_layout(), {.num_blocks = num_blocks,
+                              .prefix_caching = prefix_caching,
+                              .debug = true,
+                              .num_host_blocks = host_blocks,
+                              .disk = with_disk,
+                              .fingerprint = cache_fingerprint(test_layout(), "test")}),
         scheduler(options, cache),
-        executor(test_layout(), num_blocks, options.max_num_seqs, seed),
+        executor(test_layout(), num_blocks, host_blocks, options.max_num_seqs, seed),
+        disk(seed),
         overlap_(overlap) {}
 
   Result<SequenceHandle> submit(std::vector<int32_t> prompt, int64_t max_tokens, int32_t priority = 0,
@@ -48,6 +55,7 @@ struct Harness final : SequenceObserver {
 
   // One turn of the engine's loop. False: nothing to do.
   bool step() {
+    disk.serve(cache, executor);
     const BallotRecord ballot = scheduler.ballot();
     const StepKind kind = vote({&ballot, 1}, voting, voting_state);
     const StepPlan* plan = &scheduler.plan(kind);
@@ -113,6 +121,7 @@ struct Harness final : SequenceObserver {
   KvCache cache;
   Scheduler scheduler;
   FakeExecutor executor;
+  FakeDisk disk;
   VotingOptions voting{.low_occupancy = 2};
   VotingState voting_state;
   std::map<uint64_t, Record> records;
@@ -229,9 +238,9 @@ TEST(Scheduler, ALongPromptDoesNotKeepShortOnesWaiting) {
 }
 
 // 10,000 requests in all: lengths, priorities, tenants, prefix families, stops, aborts, caches from roomy to the very
-// least, overlap on and off, prefix cache on and off.
+// least, overlap on and off, prefix cache on and off, with host memory and a failing disk below it.
 TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
-  int64_t preemptions = 0, cached = 0, wasted = 0, rows = 0;
+  int64_t preemptions = 0, cached = 0, wasted = 0, rows = 0, from_host = 0, from_disk = 0;
   for (uint32_t round = 0; round < 40; ++round) {
     std::mt19937 random(round);
     SchedulerOptions options = kSmall;
@@ -241,7 +250,10 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
     options.max_backtracking = static_cast<int64_t>(random() % 3);
     std::vector<int32_t> blocks = Scheduler::least_blocks(test_layout(), options);
     for (int32_t& count : blocks) count += static_cast<int32_t>(random() % (round % 2 == 0 ? 6 : 60));
-    Harness h(options, blocks, round, /*overlap=*/round % 3 != 0, /*prefix_caching=*/round % 5 != 0);
+    std::vector<int32_t> host_blocks;
+    if (round % 4 >= 2) host_blocks = {20 + static_cast<int32_t>(random() % 60), 20 + static_cast<int32_t>(random() % 60), 40};
+    Harness h(options, blocks, round, /*overlap=*/round % 3 != 0, /*prefix_caching=*/round % 5 != 0, host_blocks,
+              /*with_disk=*/round % 4 == 3);
     h.voting = {.all_interval = 1 + static_cast<int64_t>(random() % 20), .any_interval = 1 + static_cast<int64_t>(random() % 20),
                 .low_occupancy = static_cast<int32_t>(random() % 3)};
     std::vector<std::vector<int32_t>> families;
@@ -284,6 +296,8 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
     cached += h.scheduler.counters().cached_tokens;
     wasted += h.scheduler.counters().wasted_rows;
     rows += h.executor.rows_checked();
+    from_host += h.cache.counters().host_hit_tokens;
+    from_disk += h.cache.counters().disk_hit_tokens;
     ASSERT_NO_FATAL_FAILURE(h.check_nothing_is_held()) << "round " << round;
   }
   // The test would prove little if these had not happened.
@@ -291,6 +305,8 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
   EXPECT_GT(cached, 10000);
   EXPECT_GT(wasted, 500);
   EXPECT_GT(rows, 1000000);
+  EXPECT_GT(from_host, 1000);
+  EXPECT_GT(from_disk, 100);
 }
 
 }  // namespace
