@@ -8,14 +8,13 @@
 // sequence that published the unit, and is copied when another adopts it.
 //
 // *Tiers.* With host blocks, a unit that must leave the device is saved to host memory first; with `disk` it goes on
-// from there to files, and outlives the process. Only bytes' movers wait; the protocol of a step is:
+// from there to files, and outlives the process. Others move the bytes and wait for them; the protocol of a step is:
 //   1. Results of disk jobs go to disk_job_done(), collected steps to steps_done().
 //   2. Planning: match() also tells the longest unit stored elsewhere, if that is longer (stored_length). begin_load()
-//   takes
-//      device blocks for it into an empty table; load_state() tells when the table can be used.
-//   3. When the plan is complete, take_transfers() gives what the step must move before all else: first the transfers,
-//   in
-//      their order, then the BlockCopys, in theirs, then the step proper; on the device all of it after earlier steps.
+//      takes device blocks for it into an empty table; load_state() tells when the table can be used.
+//   3. When the plan is complete, take_transfers() gives what the step must move before all else: first the transfers
+//      in their order, then the BlockCopys in theirs, then the step proper; the device does all of it after the steps
+//      planned before.
 //   4. take_disk_jobs() gives what to hand to the disk's worker; a job it refuses is reported as done, not ok.
 // A failed load is no error: the table is released and the tokens are computed. At start, add_stored_unit() names what
 // the disk holds; before the end, save_all_units().

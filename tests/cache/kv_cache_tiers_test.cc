@@ -339,14 +339,14 @@ TEST_F(TiersTest, BeforeTheEndEveryUnitCanBeSaved) {
   EXPECT_EQ(cache_->check({}), "");
 }
 
-TEST_F(TiersTest, AFullBlockThatIsToBeCopiedIntoInThisStepIsNotSavedBeforeTheCopy) {
+TEST_F(TiersTest, TheSourceOfACopyStaysUntilThePlanIsComplete) {
   use(3, 10);
   leave_unit(text(6));  // two blocks
   BlockTable table = cache_->make_table(64);
   std::vector<BlockCopy> copies;
   ASSERT_TRUE(cache_->adopt(match(text(7)), table, copies));
   ASSERT_EQ(copies.size(), 1u);
-  // The source of the copy stays until the plan is complete, though its unit could be evicted.
+  // Though its unit could be evicted.
   const int32_t one[] = {1};
   EXPECT_FALSE(cache_->could_reserve(one));
   transfers(0);
