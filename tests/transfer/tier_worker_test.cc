@@ -106,9 +106,10 @@ TEST_F(TierWorkerTest, TokensThatDifferFromTheSavedOnesGetNothing) {
 }
 
 TEST_F(TierWorkerTest, TooManyJobsAreRefusedAndLoadsGoBeforeSaves) {
-  std::atomic<bool> may_write = false;
+  std::atomic<bool> may_write = false, is_writing = false;
   DiskStoreOptions slow = options();
   slow.write = [&](int file, const iovec* parts, int num_parts, int64_t offset) {
+    is_writing = true;
     while (!may_write) ::usleep(100);
     return ::pwritev(file, parts, num_parts, offset);
   };
@@ -116,7 +117,7 @@ TEST_F(TierWorkerTest, TooManyJobsAreRefusedAndLoadsGoBeforeSaves) {
   worker_->submit(save_job(1, test_unit(1), 0));
   std::vector<DiskJobResult> results;
   // Jobs 2, 3, 4 wait behind the first, once the worker has taken that; then the queue is full.
-  ::usleep(20000);
+  while (!is_writing) ::usleep(100);
   worker_->submit(save_job(2, test_unit(2), 10));
   worker_->submit(load_job(3, save_job(3, test_unit(9), 30)));
   worker_->submit(save_job(4, test_unit(4), 20));
