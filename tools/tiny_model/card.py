@@ -78,9 +78,10 @@ def drafter(reports):
             [k + 1] + ["%.3f" % p[n] for n in ("accepted", "auc", "ece_before", "ece_after", "brier_before", "brier_after")]
             for k, p in enumerate(values["positions"])
         ]
-        head = "%s: %.2f of %d drafts accepted a round (%d rounds, greedy)." % (
+        head = "%s: %.2f of %d drafts accepted a round (%d rounds, greedy); mean ECE over the positions %.3f." % (
             group, values["mean_accepted_per_round"], len(rows), values["rounds"],
-        )
+            sum(p["ece_after"] for p in values["positions"]) / len(rows),
+        )  # fmt: skip
         columns = ("position", "accepted", "AUC", "ECE before", "ECE after", "Brier before", "Brier after")
         parts.append(head + "\n\n" + table(columns, rows))
     return "\n\n".join(parts)
@@ -91,11 +92,8 @@ def load(reports, figures):
     if not records:
         return NOT_MEASURED
     peaks = records[-1]["load_peaks"]
-    rows = [["at the end of training"] + peaks]
-    if figures:
-        rows.append(["on held-out text"] + ["%.2f" % p for p in figures["load"]])
-    text = table(["largest / mean, layer"] + list(range(len(peaks))), rows)
-    return text + ("\n\n![Tokens by expert, over their mean](expert-load.png)" if figures else "")
+    text = table(["layer"] + list(range(len(peaks))), [["largest / mean, end of training"] + peaks])
+    return text + ("\n\n![Largest over mean load of each layer over the training](expert-load.png)" if figures else "")
 
 
 def rows_read(figures):

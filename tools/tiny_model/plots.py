@@ -1,8 +1,9 @@
-"""Pictures for the model card: expert load a layer, and how often Engram rows are read, both on held-out text.
+"""Pictures for the model card: expert load a layer over the training, and how often held-out text reads Engram rows.
 
-    python3 -m tools.tiny_model.plots --state .train/state --held-out .train/heldout --out models/tiny --figures figures.json
+    python3 -m tools.tiny_model.plots --reports R1/report.json R2/report.json --held-out .train/heldout \
+        --out models/tiny --figures figures.json
 
-Needs matplotlib.
+Loads are those of the training log, of about ten seconds of batches each. Needs matplotlib.
 """
 
 import argparse
@@ -12,60 +13,49 @@ import os
 import numpy as np
 import torch
 
-from . import blocks
-from .batches import Packer, Mixture, load_groups, to_batch
+from .batches import load_groups
 from .config import SIZES, build_config
 from .documents import GROUPS
 from .export import build_models
 from .fast_model import FastModel
-from .state import load_state
 from .vocabulary import compressed_ids, read_tokenizer
 
 
-def new_figure(width, height):
+def new_figure(width, height, columns=1):
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(figsize=(width, height), dpi=90, layout="constrained")
+    return pyplot.subplots(1, columns, figsize=(width, height), dpi=90, layout="constrained")
 
 
-def expert_load(load, path):
-    """load: tokens by expert, a list a layer. Returns largest over mean of each layer."""
-    shares = [np.sort(np.array(layer))[::-1] / np.mean(layer) for layer in load]
-    figure, axes = new_figure(7, 3.4)
-    for layer, share in enumerate(shares):
-        axes.plot([layer] * len(share), share, "o", color="tab:blue", alpha=0.35, markersize=4)
-    axes.plot(range(len(shares)), [s[0] for s in shares], "_", color="tab:red", markersize=18, label="largest")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.set(xlabel="layer", ylabel="tokens of an expert / mean", ylim=(0, None), xticks=range(len(shares)))
-    axes.set_title("Expert load on held-out text")
-    axes.legend(loc="lower right")
+def matplotlib_colour(share):
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](share)
+
+
+def expert_load(reports, path):
+    """Largest over mean load of each layer over the training's tokens. Returns the last of each layer."""
+    tokens, peaks, before = [], [], 0
+    for report in reports:
+        records = [r for r in report["log"] if "load_peaks" in r]
+        tokens += [(before + r["tokens"]) / 1e6 for r in records]
+        peaks += [r["load_peaks"] for r in records]
+        before = report["counters"]["tokens"]
+    peaks = np.array(peaks)
+    figure, (over_time, last) = new_figure(9, 3.4, 2)
+    colours = [matplotlib_colour(layer / (peaks.shape[1] - 1)) for layer in range(peaks.shape[1])]
+    for layer, colour in enumerate(colours):
+        over_time.plot(tokens, peaks[:, layer], color=colour, linewidth=1)
+    over_time.set(xlabel="million tokens", ylabel="largest / mean load", yscale="log", title="Expert load, a line a layer")
+    over_time.set_yticks([1, 1.1, 1.2, 1.5, 2, 3], ["1", "1.1", "1.2", "1.5", "2", "3"])
+    over_time.minorticks_off()
+    last.bar(range(peaks.shape[1]), peaks[-1], color=colours)
+    last.set(xlabel="layer", ylim=(1, 1.1), xticks=range(peaks.shape[1]), title="At the end")
     figure.savefig(path)
-    return [float(s[0]) for s in shares]
-
-
-def held_out_load(model, groups, rows):
-    """Tokens by expert, a list a layer, over rows of 1024 tokens that hold all groups in equal shares; padding left out."""
-    packer = Packer(groups, 1, model.config.sliding_window)
-    batches = packer.batches(Mixture(dict.fromkeys(groups, 1.0)), 1024, 1)
-    loads, known = [], None
-
-    def counting(u, gate, bias, into, out, count, scaling, limit):
-        chosen = blocks.route(u, gate, bias, count, scaling) > 0
-        loads[-1].append(chosen[known].sum(dim=0))
-        return blocks.moe(u, gate, bias, into, out, count, scaling, limit)
-
-    model.f._functions["moe"] = counting
-    with torch.no_grad():
-        values = model.values()
-        for _ in range(rows):
-            batch = to_batch(next(batches), 1.0, "cpu")
-            known = batch.tokens.flatten() != 2
-            loads.append([])
-            model(batch, values, want="final")
-    return torch.stack([torch.stack(load) for load in loads]).sum(dim=0).tolist()
+    return peaks[-1].tolist()
 
 
 def row_counts(model, groups):
@@ -104,20 +94,21 @@ def row_popularity(counts, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", required=True)
-    parser.add_argument("--rows", type=int, default=48, help="rows of 1024 tokens for the expert load")
+    parser.add_argument("--reports", nargs="+", required=True, help="report.json of the language model's rounds, oldest first")
     parser.add_argument("--held-out", required=True)
     parser.add_argument("--tokenizer", default="models/tiny/tokenizer.json")
     parser.add_argument("--out", required=True, help="folder of the pictures")
     parser.add_argument("--figures", required=True, help="JSON file that receives the numbers")
     arguments = parser.parse_args()
     tokenizer = read_tokenizer(arguments.tokenizer)
-    target, drafter = build_models(build_config(SIZES["tiny"], tokenizer), compressed_ids(tokenizer))
-    load_state(arguments.state, target, drafter)
-    model, groups = FastModel(target), load_groups([arguments.held_out], tuple(GROUPS))
-    load, counts = held_out_load(model, groups, arguments.rows), row_counts(model, groups)
+    target, _ = build_models(build_config(SIZES["tiny"], tokenizer), compressed_ids(tokenizer))
+    counts = row_counts(FastModel(target), load_groups([arguments.held_out], tuple(GROUPS)))
+    reports = []
+    for path in arguments.reports:
+        with open(path) as file:
+            reports.append(json.load(file))
     figures = {
-        "load": expert_load(load, os.path.join(arguments.out, "expert-load.png")),
+        "load": expert_load(reports, os.path.join(arguments.out, "expert-load.png")),
         "rows": row_popularity(counts, os.path.join(arguments.out, "engram-rows.png")),
     }
     with open(arguments.figures, "w") as file:
