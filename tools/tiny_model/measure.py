@@ -15,10 +15,8 @@ def names_of(group):
     return [group, "all " + category, "all"] if shared else [group, "all"]
 
 
-def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch, off=(), limit=None, load=None):
+def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch, off=(), limit=None):
     """{group or category: {"bits_per_byte", "bytes", "tokens"}}. All tokens count, prompts and control tokens too.
-
-    load: a list that receives tokens by expert, a list a layer, padding included.
 
     Runs with gradients as training does, though none is used: what was compiled for training serves again.
     """
@@ -30,16 +28,10 @@ def bits_per_byte(model, values, groups, bytes_of_token, length, rows_per_batch,
             batch = to_batch(compact, 1.0, device)
             out = model(batch, values, off=off)
             known = batch.weights > 0
-            if load is not None:
-                for layer, counts in enumerate(out.load):
-                    before = load[layer] if layer < len(load) else 0.0
-                    load[layer : layer + 1] = [counts + before]
             for name in names_of(group):
                 nats[name] = nats.get(name, 0.0) + (out.losses * known).sum().item()
                 sizes[name] = sizes.get(name, 0.0) + (bytes_of_token[batch.labels] * known).sum().item()
                 tokens[name] = tokens.get(name, 0) + int(known.sum())
-    if load is not None:
-        load[:] = [counts.tolist() for counts in load]
     return {
         name: {"bits_per_byte": nats[name] / sizes[name] / math.log(2), "bytes": int(sizes[name]), "tokens": tokens[name]}
         for name in sorted(nats)

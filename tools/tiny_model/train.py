@@ -293,12 +293,10 @@ def finish(session, trainer, saver, plan, spent):
     rows = max(1, arguments.tokens_per_batch // length)
     limit = 4 if arguments.size == "toy" else None
     measured = {}
-    load = []
     for name, values, off in variants(trainer.model):
-        counted = load if not measured else None
-        measured[name] = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, off, limit, counted)
+        measured[name] = bits_per_byte(trainer.model, values, held_out, session.bytes_of_token, length, rows, off, limit)
         log.say("held out, %s: %s" % (name, line(measured[name])))
-        session.write_report(counters=session.counters, held_out=measured, expert_load=load)
+        session.write_report(counters=session.counters, held_out=measured)
     try:
         from tokenizers import Tokenizer
 
@@ -313,7 +311,7 @@ def finish(session, trainer, saver, plan, spent):
         )
         for prompt, text in made:
             log.say("%s » %s" % (prompt, text))
-        session.write_report(counters=session.counters, held_out=measured, expert_load=load, samples=made)
+        session.write_report(counters=session.counters, held_out=measured, samples=made)
     except Exception as problem:
         log.say("no samples: %s" % problem)
     saver.wait()
