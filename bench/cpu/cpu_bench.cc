@@ -1,7 +1,5 @@
 #include "cpu/cpu_bench.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <ctime>
@@ -11,6 +9,8 @@
 #include <fmt/core.h>
 
 #include "backends/cpu/linear_pack.h"
+#include "base/cpu_affinity.h"
+#include "cpu/cache_bench.h"
 #include "cpu/ceilings.h"
 #include "cpu/layer_bench.h"
 #include "cpu/linear_bench.h"
@@ -25,11 +25,6 @@ constexpr LinearShape kShapes[] = {
     {ops::WeightFormat::kF8Tile32, "FP8", 2304, 5120},
     {ops::WeightFormat::kBf16, "BF16", 2304, 5120},
 };
-
-int usable_processors() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
@@ -89,13 +84,37 @@ void measure_ceilings(const std::vector<ThreadPool*>& pools, const CpuBenchOptio
   }
 }
 
+void measure_caches(const std::vector<const cpu::LinearKernels*>& sets, const std::vector<ThreadPool*>& pools,
+                    double seconds, CpuReport& report) {
+  for (const cpu::LinearKernels* kernels : sets) {
+    for (const ThreadPool* pool : pools) {
+      const std::vector<CacheResult> rows =
+          bench_caches({.kernels = kernels->name, .num_threads = pool->num_threads(), .seconds = 8 * seconds});
+      report.caches.insert(report.caches.end(), rows.begin(), rows.end());
+    }
+  }
+  print_caches(report);
+  std::fflush(stdout);
+}
+
+void measure_linear(const std::vector<const cpu::LinearKernels*>& sets, const std::vector<ThreadPool*>& pools,
+                    const CpuBenchOptions& options, CpuReport& report) {
+  for (const cpu::LinearKernels* kernels : sets) {
+    for (const LinearShape& shape : kShapes) {
+      bench_linear(*kernels, shape, pools, {options.gigabytes * 1e9, options.seconds}, report.linear);
+    }
+  }
+  print_linear(report);
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int run_cpu_bench(const CpuBenchOptions& options) {
   CpuReport report;
   report.date = date();
   report.cpu_model = cpu_model();
-  report.num_threads = options.num_threads > 0 ? options.num_threads : usable_processors();
+  report.num_threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(usable_cpus().size());
   report.clock_ghz = clock_ghz();
   std::vector<const cpu::LinearKernels*> sets;
   for (const cpu::LinearKernels* kernels : cpu::all_linear_kernels()) {
@@ -112,16 +131,12 @@ int run_cpu_bench(const CpuBenchOptions& options) {
   if (report.num_threads > 1) pools.push_back((many = std::make_unique<ThreadPool>(report.num_threads)).get());
 
   print_header(report);
+  measure_caches(sets, pools, options.seconds, report);
+  if (options.only_caches) return 0;
   measure_ceilings(pools, options, report);
   print_ceilings(report);
   std::fflush(stdout);
-  for (const cpu::LinearKernels* kernels : sets) {
-    for (const LinearShape& shape : kShapes) {
-      bench_linear(*kernels, shape, pools, {options.gigabytes * 1e9, options.seconds}, report.linear);
-    }
-  }
-  print_linear(report);
-  std::fflush(stdout);
+  measure_linear(sets, pools, options, report);
   if (options.layer_experts > 0) {
     for (const cpu::LinearKernels* kernels : sets) {
       for (const ThreadPool* pool : pools) {

@@ -12,6 +12,7 @@ struct CpuBenchOptions {
   double gigabytes = 1.0;       // of packed weights to rotate over, so that no cache holds them
   double seconds = 0.4;         // for each row of the tables
   int64_t layer_experts = 384;  // routed experts of the timed layer, 18.9 MB each; 0: no layer
+  bool only_caches = false;     // time reading cached rows and nothing else
   std::string json_path;        // empty: no file
 };
 

@@ -90,6 +90,18 @@ void print_layers(const CpuReport& report) {
   }
 }
 
+void print_caches(const CpuReport& report) {
+  if (report.caches.empty()) return;
+  fmt::print(
+      "\ncached rows of one token's attention (64 heads of 512) and index selection (32 heads of 128), ns a row\n");
+  fmt::print("{:<12}{:<6}{:>4}{:>10}{:>14}{:>12}{:>14}\n", "kernels", "rows", "thr", "bytes", "attention ns",
+             "key bytes", "selection ns");
+  for (const CacheResult& row : report.caches) {
+    fmt::print("{:<12}{:<6}{:>4}{:>10}{:>14.1f}{:>12}{:>14.1f}\n", row.set, row.format, row.num_threads,
+               row.attention_row_bytes, row.attention_ns, row.index_row_bytes, row.index_ns);
+  }
+}
+
 void print_goals(const CpuReport& report) {
   fmt::print("\ngoals, the worst row of each\n");
   for (const Goal& goal : goals_of(report)) {
@@ -141,6 +153,15 @@ Status write_json(const CpuReport& report, const std::string& path) {
                               {"layer_ms", row.layer_ms},
                               {"attention_ms", row.attention_ms},
                               {"floors", row.times_floor()}});
+  }
+  for (const CacheResult& row : report.caches) {
+    json["caches"].push_back({{"kernels", row.set},
+                              {"format", row.format},
+                              {"threads", row.num_threads},
+                              {"attention_row_bytes", row.attention_row_bytes},
+                              {"attention_ns_a_row", row.attention_ns},
+                              {"index_row_bytes", row.index_row_bytes},
+                              {"index_ns_a_row", row.index_ns}});
   }
   for (const Goal& goal : goals_of(report)) {
     json["goals"].push_back(

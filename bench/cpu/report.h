@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cpu/cache_bench.h"
 #include "cpu/layer_bench.h"
 #include "cpu/linear_bench.h"
 
@@ -25,12 +26,14 @@ struct CpuReport {
   std::vector<CeilingRow> ceilings;
   LinearResults linear;
   std::vector<LayerResult> layers;
+  std::vector<CacheResult> caches;
 };
 
 void print_header(const CpuReport& report);
 void print_ceilings(const CpuReport& report);
 void print_linear(const CpuReport& report);
 void print_layers(const CpuReport& report);
+void print_caches(const CpuReport& report);
 void print_goals(const CpuReport& report);
 Status write_json(const CpuReport& report, const std::string& path);
 // Whether every checked result was right.

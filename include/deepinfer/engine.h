@@ -48,8 +48,10 @@ struct EngineStats {
 
 class Engine {
  public:
-  // Loads the model; null with a message if anything is wrong.
-  static std::unique_ptr<Engine> create(const Settings& settings, std::string& error);
+  // Loads the model; null with a message if anything is wrong. progress: called now and then with the share of the
+  // checkpoint that is loaded, [0, 1], on the caller's thread.
+  static std::unique_ptr<Engine> create(const Settings& settings, std::string& error,
+                                        const std::function<void(double share)>& progress = {});
   virtual ~Engine() = default;  // aborts what has not finished
 
   // Null with a message naming the field, value and range if the request is not valid or the queue is full.
@@ -66,6 +68,7 @@ class Engine {
   virtual EngineStats stats() const = 0;
   virtual std::string timer_table() const = 0;  // named sections of the engine's thread, for people
   virtual const std::string& fingerprint() const = 0;
+  virtual std::string device_description() const = 0;  // "cpu, 2 threads, avx2 kernels"
   virtual int64_t max_model_len() const = 0;
   virtual int64_t vocab_size() const = 0;
 

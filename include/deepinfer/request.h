@@ -64,6 +64,8 @@ struct RequestOutput {
   std::vector<Completion> completions;           // in an update: those that have news
   int64_t num_cached_tokens = 0;                 // of the prompt, not computed again
   uint64_t seq_seed = 0;                         // the seed that was used
+  // Bounded replay: the position from which the decoder's layers saw the prompt; 0: all of it.
+  int64_t replay_begin = 0;
   // Numerics, kernels, cache format, replay and model: with the same fingerprint the same request gives the same bytes.
   std::string fingerprint;
   RequestMetrics metrics;

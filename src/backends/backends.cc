@@ -4,9 +4,12 @@
 
 namespace deepinfer {
 
-Result<std::unique_ptr<Device>> make_device(const std::string& name, int threads, const std::string& kernels) {
-  if (name == "cpu") return make_cpu_device({.num_threads = threads, .kernels = kernels});
-  return Status(ErrorCode::kUnsupported, fmt::format("device {}: this build has cpu only", name));
+Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
+  if (options.name == "cpu") {
+    return make_cpu_device(
+        {.num_threads = options.threads, .bind_threads = options.bind_threads, .kernels = options.kernels});
+  }
+  return Status(ErrorCode::kUnsupported, fmt::format("device {}: this build has cpu only", options.name));
 }
 
 }  // namespace deepinfer

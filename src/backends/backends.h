@@ -9,7 +9,12 @@
 
 namespace deepinfer {
 
-// name: "cpu". threads: 0 for as many as the process may use. kernels: "auto" or a kernel set of the device.
-Result<std::unique_ptr<Device>> make_device(const std::string& name, int threads, const std::string& kernels);
+struct DeviceOptions {
+  std::string name = "cpu";
+  int threads = 0;  // of the host that a device may use; 0: as many as the process may
+  bool bind_threads = false;
+  std::string kernels = "auto";  // or a kernel set of the device
+};
+Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options);
 
 }  // namespace deepinfer

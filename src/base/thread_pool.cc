@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "base/check.h"
+#include "base/cpu_affinity.h"
 
 namespace deepinfer {
 namespace {
@@ -28,11 +29,15 @@ T wait_for_change(std::atomic<T>& value, T old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, uint32_t first_round) : round_(first_round & ~kStop) {
+ThreadPool::ThreadPool(int num_threads, uint32_t first_round, std::span<const int> cpus) : round_(first_round & ~kStop) {
   DI_CHECK(num_threads >= 1, "a pool of {} threads", num_threads);
   workers_.reserve(num_threads - 1);
   for (int i = 1; i < num_threads; ++i) {
-    workers_.emplace_back([this, i, round = first_round & ~kStop] { work(i, round); });
+    const int cpu = cpus.empty() ? -1 : cpus[i % cpus.size()];
+    workers_.emplace_back([this, i, cpu, round = first_round & ~kStop] {
+      if (cpu >= 0) bind_this_thread(cpu);  // one that may not be bound works as well
+      work(i, round);
+    });
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -15,8 +16,9 @@ namespace deepinfer {
 
 class ThreadPool {
  public:
-  // num_threads: >= 1, counting the calling thread, so 1 starts no worker. first_round: for tests of the wrap.
-  explicit ThreadPool(int num_threads, uint32_t first_round = 0);
+  // num_threads: >= 1, counting the calling thread, so 1 starts no worker. first_round: for tests of the wrap. cpus: the
+  // processor of each thread, over again if there are more threads; empty: the system chooses. The caller is not bound.
+  explicit ThreadPool(int num_threads, uint32_t first_round = 0, std::span<const int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

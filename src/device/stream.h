@@ -33,6 +33,8 @@ class Device {
   // The set of kernels by name; part of an output's fingerprint, since sets may round differently.
   virtual std::string kernel_set() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  // Called once by the thread that will drive a stream, before it does.
+  virtual void adopt_this_thread() {}
 };
 
 }  // namespace deepinfer

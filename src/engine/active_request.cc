@@ -12,11 +12,12 @@ double seconds_between(ActiveRequest::Clock::time_point begin, ActiveRequest::Cl
 }  // namespace
 
 ActiveRequest::ActiveRequest(RequestId id, Request request, std::vector<int32_t> prompt, uint64_t seed,
-                             const Tokenizer* tokenizer, Engine::OnUpdate on_update)
+                             const Tokenizer* tokenizer, int64_t replay_begin, Engine::OnUpdate on_update)
     : id_(id),
       request_(std::move(request)),
       prompt_(std::move(prompt)),
       seed_(seed),
+      replay_begin_(replay_begin),
       on_update_(std::move(on_update)),
       choices_(request_.sampling.n),
       submitted_(Clock::now()) {
@@ -111,6 +112,7 @@ void ActiveRequest::deliver(const std::string& fingerprint) {
   out.prompt_logprobs = std::exchange(prompt_logprobs_, {});
   out.num_cached_tokens = num_cached_tokens_;
   out.seq_seed = seed_;
+  out.replay_begin = replay_begin_;
   out.fingerprint = fingerprint;
   out.metrics = metrics_;
   if (out.finished) out.prompt_tokens = prompt_;

@@ -23,7 +23,7 @@ class ActiveRequest {
 
   // tokenizer: null if the model has none, or the request wants no text.
   ActiveRequest(RequestId id, Request request, std::vector<int32_t> prompt, uint64_t seed, const Tokenizer* tokenizer,
-                Engine::OnUpdate on_update);
+                int64_t replay_begin, Engine::OnUpdate on_update);
 
   RequestId id() const { return id_; }
   const Request& request() const { return request_; }
@@ -62,6 +62,7 @@ class ActiveRequest {
   Request request_;
   std::vector<int32_t> prompt_;
   uint64_t seed_;
+  int64_t replay_begin_;
   Engine::OnUpdate on_update_;
   std::vector<Choice> choices_;
   size_t num_finished_ = 0;

@@ -127,7 +127,7 @@ class EngineImpl final : public Engine {
         scheduler_(limits.scheduler, tell_cache(tiers.found_on_disk)),
         host_blocks_(std::move(tiers.host)),
         disk_(tiers.disk ? std::make_unique<TierWorker>(std::move(tiers.disk), *host_blocks_) : nullptr),
-        executor_(*loaded_.model, std::move(tiers.device), host_blocks_.get(), limits.scheduler.max_num_seqs),
+        executor_(*device_, *loaded_.model, std::move(tiers.device), host_blocks_.get(), limits.scheduler.max_num_seqs),
         loop_({.voting = {.all_interval = settings.prefill_attempt_interval,
                           .any_interval = settings.prefill_any_attempt_interval,
                           .low_occupancy = static_cast<int32_t>(settings.prefill_low_occupancy),
@@ -167,6 +167,7 @@ class EngineImpl final : public Engine {
   EngineStats stats() const override { return loop_.stats(); }
   std::string timer_table() const override { return loop_.timer_table(); }
   const std::string& fingerprint() const override { return fingerprint_; }
+  std::string device_description() const override { return device_->description(); }
   int64_t max_model_len() const override { return limits_.scheduler.max_model_len; }
   int64_t vocab_size() const override { return loaded_.model->config().vocab_size; }
 
@@ -295,11 +296,11 @@ Result<PreparedRequest> EngineImpl::prepare(Request request, OnUpdate on_update)
   }
   const Tokenizer* tokenizer = loaded_.tokenizer && sampling.detokenize ? &*loaded_.tokenizer : nullptr;
   prepared.active = std::make_unique<ActiveRequest>(next_id_++, std::move(request), std::move(prompt), seed, tokenizer,
-                                                    std::move(on_update));
+                                                    input.decoder_begin, std::move(on_update));
   return prepared;
 }
 
-Result<std::unique_ptr<Engine>> create_engine(const Settings& given) {
+Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::function<void(double)>& progress) {
   SettingsSources sources{.environment = environ};
   for (const auto& [name, value] : given) {
     sources.keywords.push_back({SettingSource::kKeyword, name, value, ""});
@@ -307,10 +308,19 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given) {
   DI_ASSIGN_OR_RETURN(const EngineSettings settings, read_engine_settings(sources));
   if (settings.model.empty()) return invalid_input("model: give the folder of a checkpoint");
   DI_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                      make_device(settings.device, static_cast<int>(settings.threads), settings.kernels));
+                      make_device({.name = settings.device,
+                                   .threads = static_cast<int>(settings.threads),
+                                   .bind_threads = settings.bind_threads,
+                                   .kernels = settings.kernels}));
+  NoBlocking::disabled() = settings.disable_sync_guard;
+  const auto tell = [&](uint64_t done, uint64_t total) {
+    if (progress) progress(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
+  };
   DI_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(*device, settings.model,
                                                      {.numerics = *numerics_from_name(settings.numerics),
-                                                      .engram_cache_rows = settings.engram_cache_rows}));
+                                                      .kv_format = *kv_format_from_name(settings.kv_cache_format),
+                                                      .engram_cache_rows = settings.engram_cache_rows,
+                                                      .progress = tell}));
   DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *loaded.model));
   std::string fingerprint = make_fingerprint(*device, *loaded.model, limits.scheduler.replay);
   DI_ASSIGN_OR_RETURN(Tiers tiers, open_tiers(settings, limits, loaded.model->kv_layout().cache, fingerprint));
@@ -320,8 +330,9 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given) {
 
 }  // namespace
 
-std::unique_ptr<Engine> Engine::create(const Settings& settings, std::string& error) {
-  Result<std::unique_ptr<Engine>> engine = create_engine(settings);
+std::unique_ptr<Engine> Engine::create(const Settings& settings, std::string& error,
+                                       const std::function<void(double share)>& progress) {
+  Result<std::unique_ptr<Engine>> engine = create_engine(settings, progress);
   if (engine.ok()) return std::move(engine).value();
   error = engine.status().message();
   return nullptr;

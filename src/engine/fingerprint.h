@@ -9,8 +9,8 @@
 
 namespace deepinfer {
 
-// "official/fp32/kv-bf16/replay-off/0123456789abcdef": numerics, kernels, cache format, replay, model. The cache format
-// is named only if it changes results.
+// "official/fp32/replay-off/0123456789abcdef": numerics, kernels, replay, model. A cache format that changes results is
+// named after the kernels: "official/fp32/kv-fp8/replay-off/...".
 std::string make_fingerprint(const Device& device, const Model& model, const ReplayOptions& replay);
 
 // Of the configuration and a sample of every tensor's bytes (all tensors, the first and last 64 bytes of each).

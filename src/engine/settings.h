@@ -27,6 +27,7 @@ struct EngineSettings {
   std::string numerics = "official";
   std::string kernels = "auto";
   int64_t threads = 0;  // 0: as many as the process may use
+  bool bind_threads = false;
   int64_t engram_cache_rows = 65536;
 
   int64_t max_model_len = 0;  // 0: the model's context
@@ -37,6 +38,7 @@ struct EngineSettings {
   int64_t max_long_prefills = 1;
 
   bool zero_overhead_scheduling = true;
+  bool disable_sync_guard = false;
   int64_t prefill_attempt_interval = 70;
   int64_t prefill_any_attempt_interval = 100;
   int64_t prefill_low_occupancy = 0;

@@ -10,8 +10,8 @@
 
 namespace deepinfer {
 
-ModelExecutor::ModelExecutor(Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
-                             int32_t num_slots)
+ModelExecutor::ModelExecutor(Device& device, Model& model, std::unique_ptr<HostBlocks> device_blocks,
+                             const HostBlocks* host_blocks, int32_t num_slots)
     : model_(model), device_blocks_(std::move(device_blocks)), host_blocks_(host_blocks) {
   slots_.reserve(num_slots);
   for (int32_t i = 0; i < num_slots; ++i) slots_.push_back({.state = model.make_placed_sequence(0)});
@@ -19,7 +19,10 @@ ModelExecutor::ModelExecutor(Model& model, std::unique_ptr<HostBlocks> device_bl
   raw_row_.resize(model.config().vocab_size);
   for (StepResult& result : results_) result.items.reserve(num_slots);
   last_end_ = std::chrono::steady_clock::now();
-  thread_ = std::thread([this] { work(); });
+  thread_ = std::thread([this, &device] {
+    device.adopt_this_thread();
+    work();
+  });
 }
 
 ModelExecutor::~ModelExecutor() {

@@ -19,7 +19,7 @@ class ModelExecutor final : public Executor {
  public:
   // The model must outlive it and is used by nobody else meanwhile. `device_blocks`: the cache's bytes. `host_blocks`:
   // those of the tier below, null if there is none; it outlives the executor.
-  ModelExecutor(Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
+  ModelExecutor(Device& device, Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
                 int32_t num_slots);
   ~ModelExecutor() override;  // waits for what was launched
 

@@ -194,6 +194,9 @@ TEST(Engine, ReplayModesAgreeAndExactEqualsNoReplay) {
   for (size_t i = 0; i < requests.size(); ++i) {
     expect_equal(exact[i], whole[i], "exact, request " + std::to_string(i));
     expect_equal(compact[i], mask[i], "mask and compact, request " + std::to_string(i));
+    const auto length = static_cast<int64_t>(requests[i].prompt_tokens.size());
+    EXPECT_EQ(compact[i].replay_begin, length - 9);
+    EXPECT_EQ(whole[i].replay_begin, 0);
     differs |= compact[i].completions[0].logprobs != whole[i].completions[0].logprobs;
   }
   EXPECT_TRUE(differs) << "a replay this short is an approximation";
@@ -234,6 +237,17 @@ TEST(Engine, PrefixesComeBackFromHostMemoryAndDiskAndChangeNoByte) {
   const std::vector<RequestOutput> outputs = run_together(*engine, requests);
   for (size_t i = 0; i < requests.size(); ++i) expect_equal(outputs[i], expected[i], "damaged, " + std::to_string(i));
   std::filesystem::remove_all(folder);
+}
+
+TEST(Engine, Fp4CachesChangeNoByteAndFp8OnesAreNamed) {
+  const std::vector<Request> requests = mixed_requests(30, 256, 6);
+  const std::vector<RequestOutput> expected = run_alone(requests);
+  const std::unique_ptr<Engine> bf16 = make_engine({}), fp4 = make_engine({{"kv_cache_format", "fp4"}});
+  EXPECT_EQ(fp4->fingerprint(), bf16->fingerprint());
+  const std::vector<RequestOutput> outputs = run_together(*fp4, requests);
+  for (size_t i = 0; i < requests.size(); ++i) expect_equal(outputs[i], expected[i], "request " + std::to_string(i));
+  const std::unique_ptr<Engine> fp8 = make_engine({{"kv_cache_format", "fp8"}});
+  EXPECT_NE(fp8->fingerprint().find("/kv-fp8/"), std::string::npos) << fp8->fingerprint();
 }
 
 TEST(Engine, RefusesBadRequestsByNameAndGoesOn) {

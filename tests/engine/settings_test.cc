@@ -52,7 +52,7 @@ TEST(EngineSettings, EveryRowNamesAMemberOfItsOwn) {
     if (row.read == nullptr) continue;
     EngineSettings settings;
     int num_read = 0;
-    for (const char* text : {"3", "7", "exact", "mask", "reference", "0", "0.5"}) {
+    for (const char* text : {"3", "7", "exact", "mask", "reference", "fp8", "0", "1", "0.5"}) {
       settings = {};
       if (!row.read(text, &settings).ok() || row.show(&settings) == row.default_text) continue;
       ++num_read;
@@ -61,8 +61,7 @@ TEST(EngineSettings, EveryRowNamesAMemberOfItsOwn) {
         EXPECT_EQ(other.show(&settings), other.default_text) << row.name << " changes " << other.name;
       }
     }
-    const bool has_one_value = row.name == "device" || row.name == "kv_cache_format";
-    EXPECT_EQ(num_read > 0, !has_one_value) << row.name;
+    EXPECT_EQ(num_read > 0, row.name != "device") << row.name;
   }
 }
 
@@ -144,6 +143,17 @@ TEST(EngineSettings, OnlyTheCpuIsThere) {
   EXPECT_THAT(message({keyword("accelerator", "nvidia")}), HasSubstr("no CUDA backend is built"));
   EXPECT_THAT(message({keyword("device", "ascend")}), HasSubstr("no Ascend backend is built"));
   EXPECT_THAT(message({keyword("device", "abacus")}), AllOf(HasSubstr("abacus"), HasSubstr("cpu")));
+}
+
+TEST(EngineSettings, PackedCachesNeedNumericsThatQuantise) {
+  for (const char* format : {"bf16", "fp8", "fp4"}) {
+    EXPECT_EQ(read({keyword("kv_cache_format", format)})->kv_cache_format, format);
+    EXPECT_EQ(message({keyword("kv_cache_format", format), keyword("numerics", "bf16_activations")}), "");
+  }
+  EXPECT_EQ(message({keyword("kv_cache_format", "bf16"), keyword("numerics", "exact")}), "");
+  EXPECT_THAT(message({keyword("kv_cache_format", "fp4"), keyword("numerics", "exact")}),
+              AllOf(HasSubstr("kv_cache_format fp4"), HasSubstr("exact"), HasSubstr("bf16")));
+  EXPECT_THAT(message({keyword("kv_cache_format", "fp16")}), AllOf(HasSubstr("fp16"), HasSubstr("fp4")));
 }
 
 TEST(EngineSettings, KeepTokensAreANumberOrExact) {

@@ -1,11 +1,10 @@
 #include "backends/cpu/cpu_device.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
 
 #include "backends/cpu/cpu_stream.h"
+#include "base/cpu_affinity.h"
 #include "backends/cpu/linear.h"
 #include "backends/cpu/vector_ops.h"
 #include "ops/op_table.h"
@@ -49,15 +48,10 @@ ops::OpTable make_op_table(size_t set) {
   return table;
 }
 
-int usable_processors() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
 class CpuDevice final : public Device {
  public:
-  CpuDevice(size_t set, int num_threads) : set_(set), table_(make_op_table(set)), pool_(num_threads) {}
+  CpuDevice(size_t set, int num_threads, std::vector<int> cpus)
+      : set_(set), table_(make_op_table(set)), cpus_(std::move(cpus)), pool_(num_threads, 0, cpus_) {}
 
   std::string description() const override {
     return fmt::format("cpu, {} thread{}, {} kernels", pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
@@ -65,10 +59,14 @@ class CpuDevice final : public Device {
   }
   std::string kernel_set() const override { return kKernelSets[set_].linear().name; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(&table_, &pool_); }
+  void adopt_this_thread() override {
+    if (!cpus_.empty()) bind_this_thread(cpus_[0]);
+  }
 
  private:
   size_t set_;
   ops::OpTable table_;
+  std::vector<int> cpus_;  // empty: threads are not bound
   ThreadPool pool_;
 };
 
@@ -80,7 +78,9 @@ Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options) {
     return invalid_input("{} threads: give a number from 1 to {}, or 0 for all of this machine", options.num_threads,
                          kMostThreads);
   }
-  const int num_threads = options.num_threads > 0 ? options.num_threads : usable_processors();
+  std::vector<int> cpus = usable_cpus();
+  const int num_threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(cpus.size());
+  if (!options.bind_threads) cpus.clear();
   std::string present;
   for (size_t set = kKernelSets.size(); set-- > 0;) {
     const LinearKernels& linear = kKernelSets[set].linear();
@@ -92,7 +92,7 @@ Result<std::unique_ptr<Device>> make_cpu_device(const CpuOptions& options) {
       continue;
     }
     if (options.kernels == linear.name || (options.kernels == "auto" && kKernelSets[set].is_automatic)) {
-      return std::unique_ptr<Device>(std::make_unique<CpuDevice>(set, num_threads));
+      return std::unique_ptr<Device>(std::make_unique<CpuDevice>(set, num_threads, std::move(cpus)));
     }
     present += (present.empty() ? "" : ", ") + std::string(linear.name);
   }

@@ -16,6 +16,7 @@ namespace deepinfer {
 
 struct CpuOptions {
   int num_threads = 0;           // 0: as many as the process may use
+  bool bind_threads = false;     // each thread to a processor, neighbours on the same NUMA node
   std::string kernels = "auto";  // a kernel set by name; auto: the fastest here of those with the same bits
 };
 
