@@ -78,7 +78,8 @@ class Engine {
   // The prompt of a conversation: messages as JSON in the form of chat completion APIs, options as JSON
   // ({"thinking": true, "tools": [...]}). Nothing with a message if they are malformed.
   virtual std::optional<std::vector<int32_t>> encode_chat(const std::string& messages_json,
-                                                          const std::string& options_json, std::string& error) const = 0;
+                                                          const std::string& options_json,
+                                                          std::string& error) const = 0;
 };
 
 }  // namespace deepinfer

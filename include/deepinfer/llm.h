@@ -19,8 +19,7 @@ class LLM {
 
   // All outputs, or none with a message naming the request that was refused. As many requests as the queue holds are in
   // the engine at a time.
-  std::vector<RequestOutput> generate(std::vector<Request> requests, std::string& error,
-                                      const Progress& progress = {});
+  std::vector<RequestOutput> generate(std::vector<Request> requests, std::string& error, const Progress& progress = {});
 
   Engine& engine() { return *engine_; }
 

@@ -19,9 +19,9 @@ struct Request {
   std::vector<int32_t> prompt_tokens;
 
   SamplingParams sampling;
-  int32_t priority = 0;         // lower goes first; a higher number may be interrupted for a lower one
-  std::string cache_salt;       // prefixes are shared only among requests of the same salt (a tenant)
-  double timeout_seconds = 0;   // from submission; 0: none. An overdue request is aborted.
+  int32_t priority = 0;        // lower goes first; a higher number may be interrupted for a lower one
+  std::string cache_salt;      // prefixes are shared only among requests of the same salt (a tenant)
+  double timeout_seconds = 0;  // from submission; 0: none. An overdue request is aborted.
 };
 
 enum class FinishReason : uint8_t {
@@ -39,9 +39,9 @@ inline const char* name_of(FinishReason reason) {
 
 // One answer. In an update: what was added since the one before.
 struct Completion {
-  int32_t index = 0;            // of n
-  std::string text;             // without the stop string (unless asked for) and end tokens
-  std::vector<int32_t> tokens;  // end token included
+  int32_t index = 0;                    // of n
+  std::string text;                     // without the stop string (unless asked for) and end tokens
+  std::vector<int32_t> tokens;          // end token included
   std::vector<TokenLogprobs> logprobs;  // one a token (but not of the end token), if asked for
   double cumulative_logprob = 0;        // of those, if asked for
   std::optional<FinishReason> finish_reason;
@@ -58,12 +58,12 @@ struct RequestMetrics {
 struct RequestOutput {
   RequestId id = 0;
   bool finished = false;
-  std::string error;  // for kFailed
-  std::vector<int32_t> prompt_tokens;            // in the final output
-  std::vector<TokenLogprobs> prompt_logprobs;    // of prompt tokens 1, 2, …, if asked for
-  std::vector<Completion> completions;           // in an update: those that have news
-  int64_t num_cached_tokens = 0;                 // of the prompt, not computed again
-  uint64_t seq_seed = 0;                         // the seed that was used
+  std::string error;                           // for kFailed
+  std::vector<int32_t> prompt_tokens;          // in the final output
+  std::vector<TokenLogprobs> prompt_logprobs;  // of prompt tokens 1, 2, …, if asked for
+  std::vector<Completion> completions;         // in an update: those that have news
+  int64_t num_cached_tokens = 0;               // of the prompt, not computed again
+  uint64_t seq_seed = 0;                       // the seed that was used
   // Bounded replay: the position from which the decoder's layers saw the prompt; 0: all of it.
   int64_t replay_begin = 0;
   // Numerics, kernels, cache format, replay and model: with the same fingerprint the same request gives the same bytes.

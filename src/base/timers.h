@@ -76,8 +76,8 @@ class ScopedTimer {
 
 // A row a timer, for people.
 inline std::string timer_table(const std::vector<const Timer*>& timers) {
-  std::string table = fmt::format("{:<12} {:>9} {:>10} {:>10} {:>10} {:>10}\n", "section", "calls", "total ms", "p50 us",
-                                  "p99 us", "max us");
+  std::string table = fmt::format("{:<12} {:>9} {:>10} {:>10} {:>10} {:>10}\n", "section", "calls", "total ms",
+                                  "p50 us", "p99 us", "max us");
   for (const Timer* t : timers) {
     table += fmt::format("{:<12} {:>9} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", t->name(), t->count(),
                          t->total() * 1e3, t->percentile(0.5) * 1e6, t->percentile(0.99) * 1e6, t->largest() * 1e6);

@@ -40,7 +40,7 @@ class ActiveRequest {
   void on_prompt_logprobs(std::span<const TokenLogprobs> logprobs);
   // Once a choice.
   void on_finished(int32_t choice, FinishReason reason, int32_t end_token, bool end_is_stop_token, std::string error);
-  void on_started();                          // its first tokens run
+  void on_started();                         // its first tokens run
   void on_ending(const Sequence& sequence);  // before on_finished
 
   // Hands what is new to the caller, if anything is.

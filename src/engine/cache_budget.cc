@@ -28,15 +28,17 @@ Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions
     blocks[g] = least[g] + slots * blocks_of_short(group);
     needed += blocks[g] * group.block_bytes;
     // Every slot full, and four units a slot kept.
-    const int64_t long_one = group.retention == CacheGroup::kKeepAll ? ceil_div(options.max_model_len, group.tokens_per_block)
-                                                                     : 4 * blocks_of_short(group);
+    const int64_t long_one = group.retention == CacheGroup::kKeepAll
+                                 ? ceil_div(options.max_model_len, group.tokens_per_block)
+                                 : 4 * blocks_of_short(group);
     most[g] = blocks[g] + slots * long_one;
     full += most[g] * group.block_bytes;
   }
   if (bytes == 0) bytes = std::clamp(full, needed, std::max(needed, memory / 2));
   if (bytes < needed) {
     return invalid_input(
-        "kv_cache_bytes {}: one sequence of {} tokens (max_model_len) and {} slots (max_num_seqs) need {} MB; give more, "
+        "kv_cache_bytes {}: one sequence of {} tokens (max_model_len) and {} slots (max_num_seqs) need {} MB; give "
+        "more, "
         "or lower one of them",
         bytes, options.max_model_len, options.max_num_seqs, (needed >> 20) + 1);
   }

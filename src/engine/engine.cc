@@ -56,8 +56,7 @@ Result<ReplayOptions> replay_options(const EngineSettings& settings, const Model
   replay.keep_tokens = settings.yoco_prefill_keep_tokens == kExactKeepTokens
                            ? model.plan().exact_decoder_suffix(window, 2 * settings.max_backtracking_tokens)
                            : settings.yoco_prefill_keep_tokens;
-  DI_RETURN_IF_ERROR(
-      check_replay(replay, window, settings.max_backtracking_tokens, settings.zero_overhead_scheduling));
+  DI_RETURN_IF_ERROR(check_replay(replay, window, settings.max_backtracking_tokens, settings.zero_overhead_scheduling));
   return replay;
 }
 
@@ -77,8 +76,7 @@ Result<Limits> plan_limits(const EngineSettings& settings, const Model& model) {
   s.prefix_unit_interval = settings.prefix_unit_interval;
   s.max_backtracking = settings.max_backtracking_tokens;
   DI_ASSIGN_OR_RETURN(s.replay, replay_options(settings, model));
-  Result<CacheBudget> budget =
-      plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, free_memory());
+  Result<CacheBudget> budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, free_memory());
   // A context that nobody asked for is cut to what fits.
   while (!budget.ok() && settings.max_model_len == 0 && s.max_model_len > 4096) {
     s.max_model_len /= 2;
@@ -307,11 +305,10 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::
   }
   DI_ASSIGN_OR_RETURN(const EngineSettings settings, read_engine_settings(sources));
   if (settings.model.empty()) return invalid_input("model: give the folder of a checkpoint");
-  DI_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                      make_device({.name = settings.device,
-                                   .threads = static_cast<int>(settings.threads),
-                                   .bind_threads = settings.bind_threads,
-                                   .kernels = settings.kernels}));
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, make_device({.name = settings.device,
+                                                                   .threads = static_cast<int>(settings.threads),
+                                                                   .bind_threads = settings.bind_threads,
+                                                                   .kernels = settings.kernels}));
   NoBlocking::disabled() = settings.disable_sync_guard;
   const auto tell = [&](uint64_t done, uint64_t total) {
     if (progress) progress(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));

@@ -153,9 +153,8 @@ void EngineLoop::start(PreparedRequest prepared) {
   eos_tokens_[request.id()] = std::move(prepared.eos_tokens);
   overdue_possible_ |= request.deadline().has_value();
   for (size_t i = 0; i < prepared.inputs.size(); ++i) {
-    NewSequence sequence{.input = std::move(prepared.inputs[i]),
-                         .priority = request.request().priority,
-                         .salt = prepared.salt};
+    NewSequence sequence{
+        .input = std::move(prepared.inputs[i]), .priority = request.request().priority, .salt = prepared.salt};
     // Further choices share the prompt that the first one computes.
     if (i > 0) sequence.after = request.sequence(0);
     Result<SequenceHandle> handle = scheduler_.submit(std::move(sequence));
@@ -187,8 +186,8 @@ EngineLoop::Turn EngineLoop::step() {
   const int keep = options_.overlap && planned ? 1 : 0;
   if (in_flight_ == 0) {
     if (scheduler_.num_loading() > 0) return Turn::kWaitsForDisk;
-    DI_CHECK(scheduler_.idle(), "{} sequences wait, {} have slots, and no step can be planned", scheduler_.num_waiting(),
-             scheduler_.num_running());
+    DI_CHECK(scheduler_.idle(), "{} sequences wait, {} have slots, and no step can be planned",
+             scheduler_.num_waiting(), scheduler_.num_running());
     return Turn::kIdle;
   }
   while (in_flight_ > keep) collect_one();
@@ -249,7 +248,8 @@ void EngineLoop::deliver() {
     request->deliver(options_.fingerprint);
     if (!request->finished()) continue;
     // It may be named twice.
-    std::replace(news_.begin() + static_cast<int64_t>(i) + 1, news_.end(), request, static_cast<ActiveRequest*>(nullptr));
+    std::replace(news_.begin() + static_cast<int64_t>(i) + 1, news_.end(), request,
+                 static_cast<ActiveRequest*>(nullptr));
     news_.erase(std::remove(news_.begin() + static_cast<int64_t>(i) + 1, news_.end(), nullptr), news_.end());
     const RequestId id = request->id();
     requests_.erase(id);

@@ -26,7 +26,8 @@ uint64_t model_digest(const Model& model) {
 std::string make_fingerprint(const Device& device, const Model& model, const ReplayOptions& replay) {
   // The sets of kernels that give the same bits share a name.
   const std::string set = device.kernel_set() == "avx512_bf16" ? "avx512_bf16" : "fp32";
-  const std::string kept = replay.mode == ReplayMode::kOff ? "replay-off" : fmt::format("replay-{}", replay.keep_tokens);
+  const std::string kept =
+      replay.mode == ReplayMode::kOff ? "replay-off" : fmt::format("replay-{}", replay.keep_tokens);
   const std::string stored = model.kv_layout().format == KvFormat::kFp8 ? "kv-fp8/" : "";
   return fmt::format("{}/{}/{}{}/{:016x}", name_of(model.numerics()), set, stored, kept, model_digest(model));
 }

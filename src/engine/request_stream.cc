@@ -52,9 +52,7 @@ void QueuedStream::push(Shared& shared, RequestOutput update) {
   shared.changed.notify_one();
 }
 
-std::optional<RequestOutput> QueuedStream::take() {
-  return std::exchange(shared_->ready, std::nullopt);
-}
+std::optional<RequestOutput> QueuedStream::take() { return std::exchange(shared_->ready, std::nullopt); }
 
 std::optional<RequestOutput> QueuedStream::next() {
   about_to_wait("RequestStream::next");

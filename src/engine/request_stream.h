@@ -21,7 +21,7 @@ class QueuedStream final : public RequestStream {
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<RequestOutput> ready;
-    bool ended = false;  // the final update is in `ready` or was read
+    bool ended = false;            // the final update is in `ready` or was read
     std::function<void()> cancel;  // empty once the engine is gone
   };
 

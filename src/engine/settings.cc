@@ -91,19 +91,19 @@ void add_cache(Table& table) {
   table.begin_group("Cache");
   table.byte_size("kv_cache_bytes", &EngineSettings::kv_cache_bytes,
                   "Memory for the rows of all sequences and cached prefixes. 0: chosen from the free memory.");
-  table.choice("kv_cache_format", &EngineSettings::kv_cache_format,
-               {std::begin(kKvFormatNames), std::end(kKvFormatNames)},
-               "How cached rows are stored. `fp4` keeps the codes of the model's own quantisation: results are those of "
-               "`bf16` with 28 % of its bytes a token. `fp8` (52 %) rounds compressed rows once more: changes results. "
-               "With `exact` numerics rows are fp32 and only `bf16` is allowed.");
+  table.choice(
+      "kv_cache_format", &EngineSettings::kv_cache_format, {std::begin(kKvFormatNames), std::end(kKvFormatNames)},
+      "How cached rows are stored. `fp4` keeps the codes of the model's own quantisation: results are those of "
+      "`bf16` with 28 % of its bytes a token. `fp8` (52 %) rounds compressed rows once more: changes results. "
+      "With `exact` numerics rows are fp32 and only `bf16` is allowed.");
   table.on_off("enable_prefix_caching", &EngineSettings::enable_prefix_caching,
                "Keep the rows of finished prompts and answers and use them for requests that begin alike.");
   table.whole_number("prefix_unit_interval", &EngineSettings::prefix_unit_interval, 0, kMany,
                      "Tokens between places in a long text where a later request may join. 0: at ends and forks only.");
-  table
-      .byte_size("host_cache_bytes", &EngineSettings::host_cache_bytes,
-                 "Memory for prefixes that left the device's cache; they come back exactly as they were. 0: none.");
-  table.text("disk_cache_dir", &EngineSettings::disk_cache_dir, "a folder", "Where prefixes are kept on disk, across restarts. Needs "
+  table.byte_size("host_cache_bytes", &EngineSettings::host_cache_bytes,
+                  "Memory for prefixes that left the device's cache; they come back exactly as they were. 0: none.");
+  table.text("disk_cache_dir", &EngineSettings::disk_cache_dir, "a folder",
+             "Where prefixes are kept on disk, across restarts. Needs "
              "host_cache_bytes, through which they go. Empty: nowhere.");
   table.byte_size("disk_cache_bytes", &EngineSettings::disk_cache_bytes,
                   "Space for them; the oldest go first. 0: 16 GiB.");

@@ -12,8 +12,7 @@ void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, M
   ops::rope(c.stream, {kv, 1, angles.cosine, angles.sine, false, c.rounding.round_to_bf16});
   w.row_tables.clear();
   for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->window(layer));
-  ops::write_rows(c.stream,
-                  {kv, w.row_tables, c.layout.positions, c.cache_quantiser(ops::FakeQuant::kE4m3Group32)});
+  ops::write_rows(c.stream, {kv, w.row_tables, c.layout.positions, c.cache_quantiser(ops::FakeQuant::kE4m3Group32)});
 }
 
 void attend(ForwardContext& c, int layer, const AttentionWeights& weights, MatrixView<const float> q,

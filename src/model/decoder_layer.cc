@@ -10,8 +10,7 @@ namespace {
 // u = norm(collapse(streams, pre)).
 void collapse(ForwardContext& c, const std::vector<float>& norm, MatrixView<float> streams, MatrixView<float> pre,
               MatrixView<float> u) {
-  ops::mhc_collapse(c.stream,
-                    {u, streams, pre, norm.data(), c.config.rms_norm_eps, c.rounding.round_to_bf16});
+  ops::mhc_collapse(c.stream, {u, streams, pre, norm.data(), c.config.rms_norm_eps, c.rounding.round_to_bf16});
 }
 
 // pre, post and mix become this sublayer's, computed from the streams that it collapsed.

@@ -44,7 +44,8 @@ LayerPlan LayerPlan::make(const ModelConfig& config) {
     // What the layers behind it select must not come from before it either.
     const bool selects = contains(config.index_source_layer_ids, last) &&
                          (config.candidate_source_layer_id < 0 || config.candidate_source_layer_id >= last);
-    if (config.compress_ratios[last] == 1 && !engram_after && selects) plan.first_decoder_layer = static_cast<int>(last);
+    if (config.compress_ratios[last] == 1 && !engram_after && selects)
+      plan.first_decoder_layer = static_cast<int>(last);
   }
   return plan;
 }

@@ -29,8 +29,8 @@ struct LayerRole {
 struct LayerPlan {
   std::vector<LayerRole> layers;
   // The last KV source, if its ratio is 1, it selects rows itself and no Engram layer follows it: from here on every
-  // layer attends to this layer's compressed KV, so only a suffix of a prompt needs these layers. -1 if the model has no
-  // such cut.
+  // layer attends to this layer's compressed KV, so only a suffix of a prompt needs these layers. -1 if the model has
+  // no such cut.
   int first_decoder_layer = -1;
 
   // The length of that suffix from which on nothing changes: logits of the last token, and window rows as far back as

@@ -27,7 +27,8 @@ SequenceState::SequenceState(std::shared_ptr<const KvLayout> layout, int64_t max
       blocks_(layout_->cache.groups.size()),
       first_block_(layout_->cache.groups.size(), 0) {
   DI_CHECK(max_rollback >= 0, "max_rollback {}", max_rollback);
-  for (const KvLayout::Member& m : layout_->members) tables_.push_back({nullptr, m.block_shift, m.type, m.width, m.offset});
+  for (const KvLayout::Member& m : layout_->members)
+    tables_.push_back({nullptr, m.block_shift, m.type, m.width, m.offset});
 }
 
 SequenceState SequenceState::with_own_blocks(std::shared_ptr<const KvLayout> layout, int64_t max_rollback) {

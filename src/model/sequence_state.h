@@ -44,8 +44,8 @@ class SequenceState {
   int64_t length() const { return length_; }  // tokens processed
   int64_t bytes() const;                      // of its own
 
-  // The last `num_tokens` tokens never happened. Refused past what was kept. (With placed blocks the owner of the blocks
-  // answers for what was kept.)
+  // The last `num_tokens` tokens never happened. Refused past what was kept. (With placed blocks the owner of the
+  // blocks answers for what was kept.)
   Status roll_back(int64_t num_tokens);
 
   // For the model. `begin_step` makes room for `num_tokens` further tokens and appends their compressed Engram ids (an
@@ -73,7 +73,7 @@ class SequenceState {
   std::unique_ptr<OwnBlocks> own_;
   int64_t max_rollback_ = 0;
   int64_t length_ = 0;
-  int64_t longest_ = 0;  // what was dropped depends on the longest length so far
+  int64_t longest_ = 0;                          // what was dropped depends on the longest length so far
   std::vector<std::vector<std::byte*>> blocks_;  // [group][block number]
   std::vector<int64_t> first_block_;             // [group], own blocks below were dropped
   std::vector<ops::RowTable> tables_;            // [member]

@@ -17,9 +17,9 @@ struct SequenceStep {
   SequenceState* state = nullptr;
   std::span<const int32_t> tokens;  // at least one
   LogitRows logits = LogitRows::kLast;
-  // Bounded replay of the decoder (LayerPlan::first_decoder_layer): tokens before this position skip the decoder's layers
-  // but for the rows that the first of them writes, and later layers' windows do not reach behind it. 0: nothing is
-  // skipped. Wanted logits must lie at or behind it.
+  // Bounded replay of the decoder (LayerPlan::first_decoder_layer): tokens before this position skip the decoder's
+  // layers but for the rows that the first of them writes, and later layers' windows do not reach behind it. 0: nothing
+  // is skipped. Wanted logits must lie at or behind it.
   int64_t decoder_begin = 0;
   bool mask_only = false;  // skipped tokens run all the same and are ignored: same results, for comparison
 };

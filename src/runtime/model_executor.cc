@@ -98,7 +98,8 @@ void ModelExecutor::move_blocks(const StepPlan& plan) {
       move(host, device);
     }
   }
-  for (const BlockCopy& c : plan.copies) move(device_blocks_->block(c.group, c.from), device_blocks_->block(c.group, c.to));
+  for (const BlockCopy& c : plan.copies)
+    move(device_blocks_->block(c.group, c.from), device_blocks_->block(c.group, c.to));
 }
 
 void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
@@ -110,8 +111,7 @@ void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
   result.error.clear();
   for (const SlotStart& started : plan.starts) start(started);
   for (const BlockEdit& edit : plan.block_edits) {
-    slots_[edit.slot].state.place_block(edit.group, edit.number,
-                                        device_blocks_->block(edit.group, edit.block).data());
+    slots_[edit.slot].state.place_block(edit.group, edit.number, device_blocks_->block(edit.group, edit.block).data());
   }
   move_blocks(plan);
 
@@ -121,8 +121,9 @@ void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
     DI_CHECK(slot.generation == item.slot.generation && slot.state.length() == item.begin,
              "slot {} holds generation {} with {} tokens, the plan means {} with {}", item.slot.slot, slot.generation,
              slot.state.length(), item.slot.generation, item.begin);
-    const LogitRows wanted =
-        item.prompt_logprobs ? LogitRows::kAll : item.samples ? LogitRows::kLast : LogitRows::kNone;
+    const LogitRows wanted = item.prompt_logprobs ? LogitRows::kAll
+                             : item.samples       ? LogitRows::kLast
+                                                  : LogitRows::kNone;
     const std::span<const int32_t> tokens = item.tokens.empty() ? std::span(&slot.last_token, 1) : item.tokens;
     steps_.push_back({&slot.state, tokens, wanted, slot.input->decoder_begin, slot.input->mask_only});
   }

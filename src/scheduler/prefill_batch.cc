@@ -12,7 +12,8 @@ bool Scheduler::is_long(const Sequence& sequence) const {
 
 bool Scheduler::may_start(const Sequence& sequence) {
   if (sequence.load == Sequence::Load::kPending) return false;
-  if (const Sequence* sibling = pool_.find(sequence.after); sibling != nullptr && !sibling->prefilled_once) return false;
+  if (const Sequence* sibling = pool_.find(sequence.after); sibling != nullptr && !sibling->prefilled_once)
+    return false;
   return !is_long(sequence) || num_long_ < options_.max_long_prefills;
 }
 

@@ -19,13 +19,14 @@ struct ReplayOptions {
   int64_t keep_tokens = 0;  // of the prompt's end
 };
 
-// keep_tokens must hold the decoder's windows and what may be taken back later; with overlapped scheduling two steps can
-// be in flight, each of which may be.
+// keep_tokens must hold the decoder's windows and what may be taken back later; with overlapped scheduling two steps
+// can be in flight, each of which may be.
 inline Status check_replay(const ReplayOptions& options, int64_t window, int64_t max_backtracking, bool overlapped) {
   const int64_t least = window + max_backtracking * (overlapped ? 2 : 1);
   if (options.mode != ReplayMode::kOff && options.keep_tokens < least) {
     return invalid_input(
-        "yoco_prefill_keep_tokens {}: keep at least {} (the window of {} and {} positions that may be taken back), 0 to "
+        "yoco_prefill_keep_tokens {}: keep at least {} (the window of {} and {} positions that may be taken back), 0 "
+        "to "
         "process every prompt fully, or \"exact\"",
         options.keep_tokens, least, window, least - window);
   }

@@ -151,9 +151,8 @@ bool Scheduler::grow_or_preempt(Sequence& sequence, int64_t end, Victims victims
     }
     if (running_.empty()) return false;
     Sequence& victim = at(running_.back());
-    const bool gives_way = victims == Victims::kLaterArrivals
-                               ? goes_first(sequence.handle.index, victim.handle.index)
-                               : sequence.priority < victim.priority;
+    const bool gives_way = victims == Victims::kLaterArrivals ? goes_first(sequence.handle.index, victim.handle.index)
+                                                              : sequence.priority < victim.priority;
     if (!gives_way) return false;
     preempt(victim);
   }
@@ -173,8 +172,8 @@ void Scheduler::leave_running(Sequence& sequence) {
   running_.erase(std::find(running_.begin(), running_.end(), sequence.handle.index));
 }
 
-// What it computed becomes a unit, so that it goes on from there if that survives, and is computed again if not. Results
-// in flight are dropped with its slot's generation.
+// What it computed becomes a unit, so that it goes on from there if that survives, and is computed again if not.
+// Results in flight are dropped with its slot's generation.
 void Scheduler::preempt(Sequence& sequence) {
   publish(sequence, sequence.computed);
   leave_running(sequence);
@@ -246,7 +245,8 @@ void Scheduler::apply_item(const StepItem& item, const ItemResult& result, const
     // After a preemption some were told before.
     const int64_t end = item.begin + result.prompt_end - result.prompt_begin;
     const int64_t told = std::clamp(sequence.prompt_logprobs_end, item.begin, end) - item.begin;
-    observer.on_prompt_logprobs(sequence.handle, std::span(step.logprobs).subspan(result.prompt_begin + told, end - item.begin - told));
+    observer.on_prompt_logprobs(sequence.handle,
+                                std::span(step.logprobs).subspan(result.prompt_begin + told, end - item.begin - told));
     sequence.prompt_logprobs_end = std::max(sequence.prompt_logprobs_end, end);
   }
   publish_between(sequence, before, sequence.computed);
@@ -286,7 +286,7 @@ std::string Scheduler::check() {
     const Sequence& s = at(index);
     if (s.phase != Phase::kWaiting) return fmt::format("waiting {} is in phase {}", index, static_cast<int>(s.phase));
     const bool is_loading = s.load == Sequence::Load::kPending || s.load == Sequence::Load::kReady;
-    if (is_loading != std::count(loading_.begin(), loading_.end(), index) > 0) return "the list of loads is wrong";
+    if (is_loading != (std::count(loading_.begin(), loading_.end(), index) > 0)) return "the list of loads is wrong";
     for (const BlockTable::Group& group : s.table.groups) {
       if (!group.blocks.empty() && !is_loading) return fmt::format("waiting {} holds blocks", index);
     }

@@ -1,5 +1,5 @@
-// Scheduler: which sequences run in the next step, with which blocks; what a finished step means for them. No device, no
-// model, no clock: every decision is a function of what was submitted and collected.
+// Scheduler: which sequences run in the next step, with which blocks; what a finished step means for them. No device,
+// no model, no clock: every decision is a function of what was submitted and collected.
 //
 // The engine thread calls, a step: ballot → (vote) → plan → [launch] … [collect] → apply. Up to two plans may be in
 // flight; a plan assumes that every sampled token continues its sequence, so a sequence that ends in a step may run in
@@ -23,12 +23,12 @@
 namespace deepinfer {
 
 struct SchedulerOptions {
-  int32_t max_num_seqs = 64;             // slots
-  int32_t max_queued = 1024;             // waiting sequences
+  int32_t max_num_seqs = 64;              // slots
+  int32_t max_queued = 1024;              // waiting sequences
   int64_t max_num_batched_tokens = 2048;  // of a prefill step
-  int64_t max_model_len = 4096;          // prompt and answer
-  // Prompts with more uncached tokens than this are long; at most max_long_prefills of them are under way at a time, and
-  // shorter ones may pass those that wait.
+  int64_t max_model_len = 4096;           // prompt and answer
+  // Prompts with more uncached tokens than this are long; at most max_long_prefills of them are under way at a time,
+  // and shorter ones may pass those that wait.
   int64_t long_prefill_tokens = 8192;
   int32_t max_long_prefills = 1;
   int64_t prefix_unit_interval = 8192;  // tokens; 0: units at ends and branches only
@@ -63,10 +63,10 @@ class SequenceObserver {
 struct SchedulerCounters {
   int64_t steps[4] = {};  // by StepKind
   int64_t preemptions = 0;
-  int64_t prefill_tokens = 0;   // computed
+  int64_t prefill_tokens = 0;     // computed
   int64_t recomputed_tokens = 0;  // of them, after a preemption
-  int64_t cached_tokens = 0;    // adopted
-  int64_t wasted_rows = 0;      // of sequences that had ended
+  int64_t cached_tokens = 0;      // adopted
+  int64_t wasted_rows = 0;        // of sequences that had ended
 };
 
 class Scheduler {
@@ -140,7 +140,7 @@ class Scheduler {
   std::vector<int32_t> free_slots_;
   std::vector<SequenceHandle> slot_owner_;  // [slot]
   std::vector<uint32_t> slot_generation_;   // [slot]
-  std::vector<int32_t> loading_;  // of the waiting: a load is pending or ready
+  std::vector<int32_t> loading_;            // of the waiting: a load is pending or ready
   std::vector<int32_t> scratch_;
   StepPlan plans_[3];
   int64_t next_step_ = 1;

@@ -43,14 +43,14 @@ struct Sequence {
 
   BlockTable table;
   SlotHandle slot;
-  int64_t planned = 0;    // tokens whose rows are written by collected or launched steps
-  int64_t computed = 0;   // … by collected steps
-  int64_t num_tokens = 0;   // prompt and answer as collected
+  int64_t planned = 0;     // tokens whose rows are written by collected or launched steps
+  int64_t computed = 0;    // … by collected steps
+  int64_t num_tokens = 0;  // prompt and answer as collected
   int32_t samples_in_flight = 0;
   int64_t last_step = 0;  // the last step that names it
 
-  int64_t num_cached_tokens = 0;  // of the prompt, adopted when it first started
-  int64_t branch_length = 0;      // where its prompt leaves a known one: a unit is made there
+  int64_t num_cached_tokens = 0;    // of the prompt, adopted when it first started
+  int64_t branch_length = 0;        // where its prompt leaves a known one: a unit is made there
   int64_t prompt_logprobs_end = 0;  // prompt tokens whose log-probabilities were told
   int32_t num_preemptions = 0;
   bool prefilled_once = false;

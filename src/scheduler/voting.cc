@@ -17,9 +17,8 @@ StepKind choose(std::span<const BallotRecord> ranks, const VotingOptions& option
   if (state.prefill_steps > 0) {
     return all_waiting && state.prefill_steps < options.max_prefill_steps ? StepKind::kPrefill : StepKind::kDecode;
   }
-  const bool quiet = std::all_of(ranks.begin(), ranks.end(), [&](const BallotRecord& rank) {
-    return rank.num_decoding <= options.low_occupancy;
-  });
+  const bool quiet = std::all_of(ranks.begin(), ranks.end(),
+                                 [&](const BallotRecord& rank) { return rank.num_decoding <= options.low_occupancy; });
   if (quiet) return StepKind::kPrefill;
   // "At least", not "a multiple of": an attempt that found nobody waiting is not held against who comes next.
   if (state.decode_steps >= options.any_interval) return StepKind::kPrefill;

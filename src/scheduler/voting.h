@@ -11,7 +11,7 @@ namespace deepinfer {
 
 // What a rank says before each step.
 struct BallotRecord {
-  bool has_waiting = false;   // prompts that could start or go on now: a slot and blocks are there
+  bool has_waiting = false;  // prompts that could start or go on now: a slot and blocks are there
   bool has_decoding = false;
   int32_t num_decoding = 0;
 };

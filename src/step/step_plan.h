@@ -21,8 +21,8 @@ enum class StepKind : uint8_t {
   kDecode,
 };
 
-// A row of the device's slot table. The generation tells apart the sequences that use it one after the other: results of
-// an earlier one are dropped.
+// A row of the device's slot table. The generation tells apart the sequences that use it one after the other: results
+// of an earlier one are dropped.
 struct SlotHandle {
   int32_t slot = -1;
   uint32_t generation = 0;

@@ -12,7 +12,8 @@ TEST(Timer, PercentilesAreWithinABucketOfTheTruth) {
   EXPECT_EQ(timer.count(), 1000);
   EXPECT_NEAR(timer.total(), 500.5e-3, 1e-9);
   EXPECT_EQ(timer.largest(), 1000e-6);
-  for (const double share : {0.01, 0.5, 0.9, 0.99}) EXPECT_NEAR(timer.percentile(share) / (share * 1e-3), 1, 0.1) << share;
+  for (const double share : {0.01, 0.5, 0.9, 0.99})
+    EXPECT_NEAR(timer.percentile(share) / (share * 1e-3), 1, 0.1) << share;
 }
 
 TEST(Timer, TakesDurationsBeyondItsBuckets) {

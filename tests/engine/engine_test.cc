@@ -37,7 +37,8 @@ RequestOutput read_all(RequestStream& stream) {
     }
     total.finished = update->finished;
     total.num_cached_tokens = update->num_cached_tokens;
-    total.prompt_logprobs.insert(total.prompt_logprobs.end(), update->prompt_logprobs.begin(), update->prompt_logprobs.end());
+    total.prompt_logprobs.insert(total.prompt_logprobs.end(), update->prompt_logprobs.begin(),
+                                 update->prompt_logprobs.end());
     for (Completion& news : update->completions) {
       auto at = std::find_if(total.completions.begin(), total.completions.end(),
                              [&](const Completion& c) { return c.index == news.index; });
@@ -138,7 +139,8 @@ std::vector<RequestOutput> run_together(Engine& engine, const std::vector<Reques
 TEST(Engine, ThreeHundredRequestsGiveTheSameBytesTogetherAsAlone) {
   const std::vector<Request> requests = mixed_requests(300, 256, 1);
   const std::vector<RequestOutput> alone = run_alone(requests);
-  // A cache so small that sequences are preempted, overlap, two threads, odd chunks; then the same again from the cache.
+  // A cache so small that sequences are preempted, overlap, two threads, odd chunks; then the same again from the
+  // cache.
   const std::unique_ptr<Engine> engine = make_engine({{"max_num_seqs", "12"},
                                                       {"max_num_batched_tokens", "37"},
                                                       {"kv_cache_bytes", "3400000"},
@@ -188,8 +190,10 @@ TEST(Engine, ReplayModesAgreeAndExactEqualsNoReplay) {
     return outputs;
   };
   const std::vector<RequestOutput> exact = with({{"yoco_prefill_keep_tokens", "exact"}});
-  const std::vector<RequestOutput> mask = with({{"yoco_prefill_keep_tokens", "9"}, {"yoco_prefill_truncation_mode", "mask"}});
-  const std::vector<RequestOutput> compact = with({{"yoco_prefill_keep_tokens", "9"}, {"max_num_batched_tokens", "13"}});
+  const std::vector<RequestOutput> mask =
+      with({{"yoco_prefill_keep_tokens", "9"}, {"yoco_prefill_truncation_mode", "mask"}});
+  const std::vector<RequestOutput> compact =
+      with({{"yoco_prefill_keep_tokens", "9"}, {"max_num_batched_tokens", "13"}});
   bool differs = false;
   for (size_t i = 0; i < requests.size(); ++i) {
     expect_equal(exact[i], whole[i], "exact, request " + std::to_string(i));
@@ -201,18 +205,20 @@ TEST(Engine, ReplayModesAgreeAndExactEqualsNoReplay) {
   }
   EXPECT_TRUE(differs) << "a replay this short is an approximation";
   std::string error;
-  EXPECT_EQ(Engine::create({{"model", kGolden}, {"max_model_len", "256"}, {"yoco_prefill_keep_tokens", "7"}}, error), nullptr);
+  EXPECT_EQ(Engine::create({{"model", kGolden}, {"max_model_len", "256"}, {"yoco_prefill_keep_tokens", "7"}}, error),
+            nullptr);
   EXPECT_NE(error.find("keep at least 8"), std::string::npos) << error;
 }
 
 TEST(Engine, PrefixesComeBackFromHostMemoryAndDiskAndChangeNoByte) {
   const std::vector<Request> requests = mixed_requests(40, 256, 4);
   const std::vector<RequestOutput> expected = run_alone(requests);
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("deepinfer_tiers_" + std::to_string(getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("deepinfer_tiers_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
-  const Settings settings = {{"max_num_seqs", "4"},          {"kv_cache_bytes", "3000000"},
-                             {"max_num_batched_tokens", "64"}, {"host_cache_bytes", "8000000"},
-                             {"disk_cache_dir", folder.string()}, {"disk_cache_bytes", "100000000"}};
+  const Settings settings = {
+      {"max_num_seqs", "4"},           {"kv_cache_bytes", "3000000"},       {"max_num_batched_tokens", "64"},
+      {"host_cache_bytes", "8000000"}, {"disk_cache_dir", folder.string()}, {"disk_cache_bytes", "100000000"}};
   int64_t cached_in_first_run = 0;
   for (int restart = 0; restart < 3; ++restart) {
     const std::unique_ptr<Engine> engine = make_engine(settings);
@@ -221,8 +227,9 @@ TEST(Engine, PrefixesComeBackFromHostMemoryAndDiskAndChangeNoByte) {
       expect_equal(outputs[i], expected[i], "start " + std::to_string(restart) + ", request " + std::to_string(i));
     }
     if (restart == 0) cached_in_first_run = engine->stats().prompt_tokens_cached;
-    if (restart > 0) EXPECT_GT(engine->stats().prompt_tokens_cached, cached_in_first_run) << "the disk outlives an engine";
-    std::printf("start %d: %ld prompt tokens cached\n", restart, engine->stats().prompt_tokens_cached);
+    if (restart > 0) {
+      EXPECT_GT(engine->stats().prompt_tokens_cached, cached_in_first_run) << "the disk outlives an engine";
+    }
   }
   // Damage on disk costs time and nothing else.
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -256,10 +263,16 @@ TEST(Engine, RefusesBadRequestsByNameAndGoesOn) {
   EXPECT_NE(refusal(*engine, {.prompt_tokens = {1, 9999}}).find("prompt_tokens[1] 9999"), std::string::npos);
   EXPECT_NE(refusal(*engine, {.prompt_tokens = {-1}}).find("-1"), std::string::npos);
   EXPECT_NE(refusal(*engine, {.prompt = "text"}).find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(refusal(*engine, {.prompt_tokens = std::vector<int32_t>(256, 1)}).find("max_model_len 256"), std::string::npos);
-  EXPECT_NE(refusal(*engine, {.prompt_tokens = {1}, .sampling = {.temperature = -1}}).find("temperature -1"), std::string::npos);
-  EXPECT_NE(refusal(*engine, {.prompt_tokens = {1}, .sampling = {.n = 3}}).find("max_queued_requests 2"), std::string::npos);
-  EXPECT_EQ(run(*engine, {.prompt_tokens = {1, 2, 3}, .sampling = {.max_tokens = 4, .ignore_eos = true}}).completions[0].tokens.size(), 4u);
+  EXPECT_NE(refusal(*engine, {.prompt_tokens = std::vector<int32_t>(256, 1)}).find("max_model_len 256"),
+            std::string::npos);
+  EXPECT_NE(refusal(*engine, {.prompt_tokens = {1}, .sampling = {.temperature = -1}}).find("temperature -1"),
+            std::string::npos);
+  EXPECT_NE(refusal(*engine, {.prompt_tokens = {1}, .sampling = {.n = 3}}).find("max_queued_requests 2"),
+            std::string::npos);
+  EXPECT_EQ(run(*engine, {.prompt_tokens = {1, 2, 3}, .sampling = {.max_tokens = 4, .ignore_eos = true}})
+                .completions[0]
+                .tokens.size(),
+            4u);
 }
 
 TEST(Engine, RefusesSettingsByName) {
@@ -354,7 +367,8 @@ TEST(Engine, AConversationFindsItsOwnPast) {
   std::string error;
   const auto first = engine->encode_chat(R"([{"role": "user", "content": "Hello, who are you?"}])", "{}", error);
   ASSERT_TRUE(first.has_value()) << error;
-  const RequestOutput answer = run(*engine, {.prompt_tokens = *first, .sampling = {.temperature = 0, .max_tokens = 12}});
+  const RequestOutput answer =
+      run(*engine, {.prompt_tokens = *first, .sampling = {.temperature = 0, .max_tokens = 12}});
   std::vector<int32_t> second = *first;
   second.insert(second.end(), answer.completions[0].tokens.begin(), answer.completions[0].tokens.end());
   second.insert(second.end(), {10, 11, 12});
@@ -372,7 +386,8 @@ TEST(LLM, GeneratesMoreThanTheQueueHoldsInOrder) {
   std::mt19937 random(2);
   std::vector<Request> requests;
   for (int i = 0; i < 30; ++i) {
-    requests.push_back({.prompt_tokens = {i}, .sampling = {.temperature = 0, .max_tokens = 1 + i % 4, .ignore_eos = true}});
+    requests.push_back(
+        {.prompt_tokens = {i}, .sampling = {.temperature = 0, .max_tokens = 1 + i % 4, .ignore_eos = true}});
   }
   size_t last = 0;
   const std::vector<RequestOutput> outputs = llm->generate(requests, error, [&](size_t finished, size_t total) {

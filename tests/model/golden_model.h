@@ -13,7 +13,9 @@
 
 namespace deepinfer {
 
-inline std::string golden_folder(const std::string& name) { return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name; }
+inline std::string golden_folder(const std::string& name) {
+  return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name;
+}
 
 class GoldenModel {
  public:

@@ -111,7 +111,8 @@ TEST(SequenceState, windows_and_open_groups_stay_bounded_while_thousands_of_toke
       // What is left to grow is a function of the length alone: whole blocks of compressed rows and index keys.
       int64_t growing = 0;
       for (const CacheGroup& group : layout.cache.groups) {
-        if (group.retention == CacheGroup::kKeepAll) growing += (t + group.tokens_per_block) / group.tokens_per_block * group.block_bytes;
+        if (group.retention == CacheGroup::kKeepAll)
+          growing += (t + group.tokens_per_block) / group.tokens_per_block * group.block_bytes;
       }
       const int64_t now = state.bytes() - growing;
       EXPECT_EQ(now, constant == 0 ? now : constant) << "after " << t << " tokens";

@@ -1,7 +1,7 @@
-// FakeExecutor: a device without a model. Every row it writes is a hash of the tokens up to its position, every row that
-// a real model would read is compared with the hash that its sequence must have there, and the next token is a function
-// of that hash. So a block that was shared in writing, reused too early, copied too late or forgotten shows as a wrong
-// row, and an answer is known beforehand from the prompt alone.
+// FakeExecutor: a device without a model. Every row it writes is a hash of the tokens up to its position, every row
+// that a real model would read is compared with the hash that its sequence must have there, and the next token is a
+// function of that hash. So a block that was shared in writing, reused too early, copied too late or forgotten shows as
+// a wrong row, and an answer is known beforehand from the prompt alone.
 #pragma once
 
 #include <deque>
@@ -79,8 +79,8 @@ class FakeExecutor final : public Executor {
  private:
   struct Slot {
     uint32_t generation = 0;
-    std::vector<int32_t> tokens;    // processed
-    std::vector<uint64_t> hashes;   // [position]
+    std::vector<int32_t> tokens;   // processed
+    std::vector<uint64_t> hashes;  // [position]
     int32_t last_token = -1;
     std::vector<std::map<int64_t, BlockId>> blocks;  // [group], by number
   };
@@ -113,8 +113,9 @@ class FakeExecutor final : public Executor {
     ItemResult result{.slot = item.slot};
     EXPECT_EQ(slot.generation, item.slot.generation);
     EXPECT_EQ(static_cast<int64_t>(slot.tokens.size()), item.begin) << "an item does not follow on the one before";
-    const std::vector<int32_t> tokens =
-        item.tokens.empty() ? std::vector<int32_t>{slot.last_token} : std::vector<int32_t>(item.tokens.begin(), item.tokens.end());
+    const std::vector<int32_t> tokens = item.tokens.empty()
+                                            ? std::vector<int32_t>{slot.last_token}
+                                            : std::vector<int32_t>(item.tokens.begin(), item.tokens.end());
     for (const int32_t token : tokens) {
       const auto position = static_cast<int64_t>(slot.tokens.size());
       push(slot, token);

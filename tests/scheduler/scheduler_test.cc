@@ -89,21 +89,21 @@ struct Harness final : SequenceObserver {
     record.cached = sequence.num_cached_tokens;
   }
 
-  static uint64_t key(SequenceHandle handle) {
-    return static_cast<uint64_t>(handle.index) << 32 | handle.generation;
-  }
+  static uint64_t key(SequenceHandle handle) { return static_cast<uint64_t>(handle.index) << 32 | handle.generation; }
 
   // Every request ended once, with the answer it has alone.
   void check_answers() {
     for (const auto& [handle, record] : records) {
       ASSERT_EQ(record.finished, 1);
       std::vector<int32_t> expected = fake_answer(record.prompt, record.max_tokens);
-      if (record.stop_after >= 0 && record.stop_after < static_cast<int64_t>(expected.size())) expected.resize(record.stop_after);
+      if (record.stop_after >= 0 && record.stop_after < static_cast<int64_t>(expected.size()))
+        expected.resize(record.stop_after);
       if (record.aborted) {
         ASSERT_LE(record.answer.size(), expected.size());
         expected.resize(record.answer.size());
       } else {
-        const bool stopped = expected.back() == kFakeEndToken || static_cast<int64_t>(expected.size()) == record.stop_after;
+        const bool stopped =
+            expected.back() == kFakeEndToken || static_cast<int64_t>(expected.size()) == record.stop_after;
         ASSERT_EQ(record.reason, stopped ? FinishReason::kStop : FinishReason::kLength);
       }
       ASSERT_EQ(record.answer, expected);
@@ -137,8 +137,12 @@ std::vector<int32_t> random_prompt(std::mt19937& random, int64_t length) {
   return prompt;
 }
 
-const SchedulerOptions kSmall{.max_num_seqs = 6, .max_queued = 64, .max_num_batched_tokens = 24, .max_model_len = 120,
-                              .long_prefill_tokens = 60, .prefix_unit_interval = 16};
+const SchedulerOptions kSmall{.max_num_seqs = 6,
+                              .max_queued = 64,
+                              .max_num_batched_tokens = 24,
+                              .max_model_len = 120,
+                              .long_prefill_tokens = 60,
+                              .prefix_unit_interval = 16};
 const std::vector<int32_t> kPlenty = {200, 200, 200};
 
 TEST(Scheduler, RunsOneRequestToItsEnd) {
@@ -152,7 +156,8 @@ TEST(Scheduler, RunsOneRequestToItsEnd) {
 TEST(Scheduler, EndsAtLengthAndAtTheContextLimit) {
   Harness h(kSmall, kPlenty, 1);
   std::mt19937 random(3);
-  for (int i = 0; i < 30; ++i) ASSERT_TRUE(h.submit(random_prompt(random, 1 + random() % 119), 1 + random() % 200).ok());
+  for (int i = 0; i < 30; ++i)
+    ASSERT_TRUE(h.submit(random_prompt(random, 1 + random() % 119), 1 + random() % 200).ok());
   h.run();
   h.check_answers();
   h.check_nothing_is_held();
@@ -251,10 +256,12 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
     std::vector<int32_t> blocks = Scheduler::least_blocks(test_layout(), options);
     for (int32_t& count : blocks) count += static_cast<int32_t>(random() % (round % 2 == 0 ? 6 : 60));
     std::vector<int32_t> host_blocks;
-    if (round % 4 >= 2) host_blocks = {20 + static_cast<int32_t>(random() % 60), 20 + static_cast<int32_t>(random() % 60), 40};
+    if (round % 4 >= 2)
+      host_blocks = {20 + static_cast<int32_t>(random() % 60), 20 + static_cast<int32_t>(random() % 60), 40};
     Harness h(options, blocks, round, /*overlap=*/round % 3 != 0, /*prefix_caching=*/round % 5 != 0, host_blocks,
               /*with_disk=*/round % 4 == 3);
-    h.voting = {.all_interval = 1 + static_cast<int64_t>(random() % 20), .any_interval = 1 + static_cast<int64_t>(random() % 20),
+    h.voting = {.all_interval = 1 + static_cast<int64_t>(random() % 20),
+                .any_interval = 1 + static_cast<int64_t>(random() % 20),
                 .low_occupancy = static_cast<int32_t>(random() % 3)};
     std::vector<std::vector<int32_t>> families;
     for (int i = 0; i < 4; ++i) families.push_back(random_prompt(random, 10 + random() % 60));
@@ -272,7 +279,8 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
         if (!handle.ok()) break;  // the queue is full
         ++submitted;
         handles.push_back(handle.value());
-        if (random() % 6 == 0) h.records.at(Harness::key(handle.value())).stop_after = 1 + static_cast<int64_t>(random() % 10);
+        if (random() % 6 == 0)
+          h.records.at(Harness::key(handle.value())).stop_after = 1 + static_cast<int64_t>(random() % 10);
       }
       if (random() % 10 == 0 && !handles.empty()) {
         const SequenceHandle handle = handles[random() % handles.size()];
@@ -287,7 +295,9 @@ TEST(Scheduler, TenThousandRandomRequestsEndOnceWithTheAnswerTheyHaveAlone) {
       without_prefill = waiting && !prefilled ? without_prefill + 1 : 0;
       // Besides the votes, blocks have to come free: nobody decodes longer than the context.
       ASSERT_LE(without_prefill, h.voting.any_interval + options.max_model_len) << "round " << round;
-      if (random() % 16 == 0) ASSERT_EQ(h.scheduler.check(), "") << "round " << round;
+      if (random() % 16 == 0) {
+        ASSERT_EQ(h.scheduler.check(), "") << "round " << round;
+      }
       if (testing::Test::HasFailure()) FAIL() << "round " << round;
     }
     h.run();

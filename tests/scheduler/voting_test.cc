@@ -77,11 +77,17 @@ TEST(Voting, RanksAgreeAndWaitsAreBoundedUnderRandomLoad) {
       const StepKind kind = vote(ranks, options, states[0]);
       for (size_t r = 1; r < num_ranks; ++r) ASSERT_EQ(vote(ranks, options, states[r]), kind);
       ASSERT_EQ(kind == StepKind::kIdle, !any_waiting && !any_decoding);
-      if (kind == StepKind::kPrefill) ASSERT_TRUE(any_waiting);
-      if (!any_decoding && any_waiting) ASSERT_EQ(kind, StepKind::kPrefill);
+      if (kind == StepKind::kPrefill) {
+        ASSERT_TRUE(any_waiting);
+      }
+      if (!any_decoding && any_waiting) {
+        ASSERT_EQ(kind, StepKind::kPrefill);
+      }
       waited = any_waiting && kind == StepKind::kDecode ? waited + 1 : 0;
       ASSERT_LE(waited, options.any_interval);
-      if (all_waiting) ASSERT_LE(waited, std::max(options.all_interval, options.any_interval));
+      if (all_waiting) {
+        ASSERT_LE(waited, std::max(options.all_interval, options.any_interval));
+      }
     }
   }
 }
