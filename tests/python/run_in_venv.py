@@ -82,7 +82,7 @@ def main():
         "--no-deps",
         "--no-index",
         "--force-reinstall",
-        "-C",
+        "--config-settings",
         f"build-dir={folder / 'wheel'}",
         ROOT,
         check=True,
