@@ -1,5 +1,5 @@
-// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's prompt and decode
-// speed.
+// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's forward pass, `bench
+// engine` the engine with many requests.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -7,6 +7,8 @@
 
 #include "cpu/cpu_bench.h"
 #include "deepinfer/common.h"
+#include "deepinfer/engine_flags.h"
+#include "engine/engine_bench.h"
 #include "model/transformer.h"
 
 namespace deepinfer::app {
@@ -91,6 +93,79 @@ Status bench_model(const ModelBenchFlags& flags) {
   return Status();
 }
 
+struct EngineBenchFlags {
+  EngineFlags engine;
+  bench::EngineBenchOptions options;
+};
+
+// Of the working tree that the program is run in.
+std::string commit_here() {
+  std::string commit;
+  if (FILE* pipe = ::popen("git describe --always --dirty --abbrev=12 2>/dev/null", "r")) {
+    char line[128];
+    if (std::fgets(line, sizeof line, pipe) != nullptr) commit = line;
+    ::pclose(pipe);
+  }
+  while (!commit.empty() && commit.back() == '\n') commit.pop_back();
+  return commit.empty() ? "unknown" : commit;
+}
+
+Status bench_engine(EngineBenchFlags& flags) {
+  bench::EngineBenchOptions& options = flags.options;
+  DI_ASSIGN_OR_RETURN(const EngineSettings settings, settings_of(flags.engine));
+  DI_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::from_file(settings.model + "/config.json"));
+  options.window = config.sliding_window;
+  if (options.commit.empty()) options.commit = commit_here();
+  const int64_t largest = *std::max_element(options.batch.begin(), options.batch.end());
+  const std::string slots = std::to_string(std::max(settings.max_num_seqs, std::max(largest, options.users)));
+  Settings reported = {{"max_num_seqs", slots}};
+  for (const SettingRow& row : engine_settings_table().rows()) {
+    if (row.read == nullptr || !row.refusal.empty() || row.name == "max_num_seqs") continue;
+    const std::string now = row.show(&settings);
+    if (now != row.default_text) reported.emplace_back(row.name, now);
+  }
+  const bench::MakeEngine make_engine = [&](const Settings& more) -> Result<std::unique_ptr<Engine>> {
+    Settings fixed = {{"max_num_seqs", slots}};
+    for (const auto& setting : more) {
+      std::erase_if(fixed, [&](const auto& other) { return other.first == setting.first; });
+      fixed.push_back(setting);
+    }
+    DI_ASSIGN_OR_RETURN(RunningEngine running, open_engine(flags.engine, fixed));
+    return std::move(running.engine);
+  };
+  return bench::run_engine_bench(options, make_engine, reported);
+}
+
+std::shared_ptr<EngineBenchFlags> add_engine_bench(CLI::App& command) {
+  auto flags = std::make_shared<EngineBenchFlags>();
+  bench::EngineBenchOptions& o = flags->options;
+  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 30);
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->check(positive)->capture_default_str();
+  };
+  command.add_option("--sections", o.sections, "Which parts to run")
+      ->delimiter(',')
+      ->check(CLI::IsMember(o.sections))
+      ->capture_default_str();
+  add("--batch", o.batch, "Sequences together, of prefill and decode")->delimiter(',');
+  add("--context", o.context, "Prompt tokens, of prefill and decode")->delimiter(',');
+  add("--warm-up", o.warm_up_steps, "Decode steps before those that count");
+  add("--steps", o.steps, "Decode steps that count");
+  add("--repeats", o.repeats, "Repeats of every figure");
+  add("--users", o.users, "Users of the closed loop");
+  add("--requests", o.requests, "Requests of each loop and repeat");
+  command.add_option("--rate", o.rate, "Requests a second of the open loop, 0: two thirds of the closed one's")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  add("--max-tokens", o.max_tokens, "Longest answer in the loops");
+  add("--long-context", o.long_context, "Prompt tokens of the prefix and replay parts");
+  command.add_option("--seed", o.seed, "Of prompts, answers and arrivals")->capture_default_str();
+  command.add_option("--commit", o.commit, "Named in the results [asked of git]");
+  command.add_option("--json", o.json_path, "Also write the results to this file");
+  add_engine_flags(command, flags->engine);
+  return flags;
+}
+
 }  // namespace
 
 Command add_bench(CLI::App& program) {
@@ -123,7 +198,13 @@ Command add_bench(CLI::App& program) {
       ->check(CLI::Range(int64_t{0}, int64_t{384}))
       ->capture_default_str();
   cpu->add_option("--json", cpu_flags->json_path, "Also write the results to this file");
+  CLI::App* engine = command->add_subcommand("engine", "Throughput and latency of the engine with many requests");
+  const auto engine_flags = add_engine_bench(*engine);
   return [=] {
+    if (engine->parsed()) {
+      const Status status = bench_engine(*engine_flags);
+      return status.ok() ? kExitOk : fail(status);
+    }
     if (cpu->parsed()) return bench::run_cpu_bench(*cpu_flags);
     const Status status = bench_model(*flags);
     return status.ok() ? kExitOk : fail(status);

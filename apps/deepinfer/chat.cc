@@ -6,23 +6,25 @@
 #include <cstdlib>
 #include <memory>
 
-#include "deepinfer/common.h"
-#include "runtime/session.h"
+#include <nlohmann/json.hpp>
+
+#include "deepinfer/engine_flags.h"
+#include "engine/request_stream.h"
 #include "sampling/validate.h"
-#include "text/chat_encoding.h"
-#include "text/detokenizer.h"
 #include "text/output_parser.h"
 
 namespace deepinfer::app {
 namespace {
 
+using Json = nlohmann::json;
+
 struct Flags {
-  ModelFlags model;
+  EngineFlags engine;
   SamplingFlags sampling;
   std::string system;
   bool thinking = false;
+  bool stats = false;
   int effort = 75;
-  int64_t max_tokens = 1024;
 };
 
 constexpr char kHelp[] =
@@ -49,12 +51,7 @@ Input read_line(std::string& line) {
   return Input::kLine;
 }
 
-ChatMessage text_message(Role role, std::string text) {
-  ChatMessage message;
-  message.role = role;
-  message.content.push_back({ContentPart::Kind::kText, std::move(text)});
-  return message;
-}
+std::string to_text(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 // Writes an answer as it streams: reasoning dimmed, tool calls named.
 class AnswerPrinter {
@@ -110,78 +107,90 @@ class AnswerPrinter {
 
 class Conversation {
  public:
-  Conversation(const Flags& flags, RunningModel& running, const Tokenizer& tokenizer)
-      : flags_(flags), running_(running), tokenizer_(tokenizer), session_(running.model()) {
-    request_.is_thinking = flags.thinking;
-    request_.reasoning_effort = flags.effort;
+  Conversation(const Flags& flags, const RunningEngine& running)
+      : flags_(flags), running_(running), is_thinking_(flags.thinking) {
     clear();
   }
 
   void clear() {
-    request_.messages.clear();
-    if (!flags_.system.empty()) request_.messages.push_back(text_message(Role::kSystem, flags_.system));
+    messages_ = Json::array();
+    if (!flags_.system.empty()) messages_.push_back({{"role", "system"}, {"content", flags_.system}});
   }
-  bool toggle_thinking() { return request_.is_thinking = !request_.is_thinking; }
+  bool toggle_thinking() { return is_thinking_ = !is_thinking_; }
 
-  Status answer(std::string text) {
-    request_.messages.push_back(text_message(Role::kUser, std::move(text)));
+  Status answer(const std::string& text) {
+    messages_.push_back({{"role", "user"}, {"content", text}});
     Status status = answer_last();
-    if (!status.ok()) request_.messages.pop_back();  // the conversation goes on without it
+    if (!status.ok()) messages_.erase(messages_.size() - 1);  // the conversation goes on without it
     return status;
   }
 
  private:
+  // The engine keeps what it processed: of a conversation only what is new is computed.
   Status answer_last() {
-    DI_ASSIGN_OR_RETURN(const EncodedPrompt prompt, encode_chat(tokenizer_, request_));
-    GenerationOptions options;
-    options.sampling = sampling_params(flags_.sampling, running_.loaded.generation, flags_.max_tokens);
-    options.seed = *options.sampling.seq_seed;
-    options.stop_tokens = running_.loaded.stop_tokens;
-    options.cancel = &interrupted();
-    Detokenizer detokenizer(tokenizer_);
-    OutputParser parser({.is_thinking = request_.is_thinking});
+    const Json options = {{"thinking", {{"type", is_thinking_ ? "enabled" : "disabled"}}},
+                          {"reasoning_effort", flags_.effort}};
+    std::string error;
+    std::optional<std::vector<int32_t>> prompt =
+        running_.engine->encode_chat(to_text(messages_), to_text(options), error);
+    if (!prompt) return invalid_input("{}", error);
+    Request request{.prompt_tokens = std::move(*prompt), .sampling = sampling_params(flags_.sampling, running_.suggested)};
+    request.sampling.skip_special_tokens = false;  // the parser looks for them
+    interrupted() = false;
+    const std::unique_ptr<RequestStream> stream = running_.engine->submit(std::move(request), error);
+    if (!stream) return invalid_input("{}", error);
     AnswerPrinter printer;
-    std::vector<OutputDelta> deltas;
+    const RequestOutput output = read(*stream, printer);
     interrupted() = false;
-    DI_ASSIGN_OR_RETURN(const GenerationResult result, session_.generate(prompt.ids, options, [&](int32_t token) {
-      deltas.clear();
-      parser.push(detokenizer.push(token), deltas);
-      printer.print(deltas);
-    }));
-    interrupted() = false;
-    deltas.clear();
-    parser.push(detokenizer.finish(), deltas);
-    parser.finish(deltas);
-    printer.print(deltas);
-    printer.finish();
-    if (isatty(STDERR_FILENO)) {
-      std::fprintf(stderr, "\033[2m%s%s\033[0m\n", result.reason == FinishReason::kAborted ? "stopped. " : "",
-                   speed_line(result.num_prompt_tokens - result.num_cached_tokens, result.prompt_seconds,
-                              static_cast<int64_t>(result.tokens.size()), result.decode_seconds)
-                       .c_str());
+    if (!output.error.empty()) return io_error("{}", output.error);
+    if (flags_.stats || isatty(STDERR_FILENO)) {
+      const bool colours = isatty(STDERR_FILENO) != 0;
+      const bool stopped = output.completions[0].finish_reason == FinishReason::kAborted;
+      std::fprintf(stderr, "%s%s%s%s\n", colours ? "\033[2m" : "", stopped ? "stopped. " : "", speed_line(output).c_str(),
+                   colours ? "\033[0m" : "");
     }
-    ChatMessage message = text_message(Role::kAssistant, printer.content);
-    message.reasoning_content = printer.reasoning;
-    request_.messages.push_back(std::move(message));
+    messages_.push_back({{"role", "assistant"}, {"content", printer.content}, {"reasoning_content", printer.reasoning}});
     return Status();
   }
 
+  RequestOutput read(RequestStream& stream, AnswerPrinter& printer) const {
+    OutputParser parser({.is_thinking = is_thinking_});
+    std::vector<OutputDelta> deltas;
+    RequestOutput total;
+    bool cancelled = false;
+    while (!total.finished) {
+      if (interrupted() && !std::exchange(cancelled, true)) stream.cancel();
+      std::optional<RequestOutput> update = stream.next_for(std::chrono::milliseconds(50));
+      if (!update) continue;
+      deltas.clear();
+      for (const Completion& news : update->completions) parser.push(news.text, deltas);
+      printer.print(deltas);
+      if (total.id == 0) {
+        total = std::move(*update);
+      } else {
+        append_update(total, std::move(*update));
+      }
+    }
+    deltas.clear();
+    parser.finish(deltas);
+    printer.print(deltas);
+    printer.finish();
+    return total;
+  }
+
   const Flags& flags_;
-  RunningModel& running_;
-  const Tokenizer& tokenizer_;
-  Session session_;
-  ChatRequest request_;
+  const RunningEngine& running_;
+  bool is_thinking_;
+  Json messages_;
 };
 
 Status chat(const Flags& flags) {
-  DI_ASSIGN_OR_RETURN(RunningModel running, open_model(flags.model));
-  DI_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, tokenizer_of(running));
-  DI_RETURN_IF_ERROR(validate(sampling_params(flags.sampling, running.loaded.generation, flags.max_tokens),
-                              running.model().config().vocab_size));
-  Conversation conversation(flags, running, *tokenizer);
+  DI_ASSIGN_OR_RETURN(const RunningEngine running, open_text_engine(flags.engine));
+  DI_RETURN_IF_ERROR(validate(sampling_params(flags.sampling, running.suggested), running.engine->vocab_size()));
+  Conversation conversation(flags, running);
   catch_interrupts();
   const bool is_terminal = isatty(STDIN_FILENO) != 0;
-  if (is_terminal) std::printf("%s\n%s", running.device->description().c_str(), kHelp);
+  if (is_terminal) std::printf("%s\n%s", running.engine->device_description().c_str(), kHelp);
   while (true) {
     if (is_terminal) std::printf("\n> ");
     std::fflush(stdout);
@@ -219,11 +228,13 @@ Command add_chat(CLI::App& program) {
   command->add_option("-s,--system", flags->system, "System message");
   command->add_flag("--thinking", flags->thinking, "Let the model reason before it answers");
   command->add_option("--effort", flags->effort, "Reasoning effort")->check(CLI::Range(1, 100))->capture_default_str();
-  command->add_option("-n,--max-tokens", flags->max_tokens, "Longest answer, in tokens")
+  command->add_flag("--stats", flags->stats, "Speed of each answer on stderr, also if that is no terminal");
+  flags->sampling.params.max_tokens = 1024;
+  command->add_option("-n,--max-tokens", flags->sampling.params.max_tokens, "Longest answer, in tokens")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   add_sampling_flags(*command, flags->sampling);
-  add_model_flags(*command, flags->model);
+  add_engine_flags(*command, flags->engine);
   return [flags] {
     const Status status = chat(*flags);
     return status.ok() ? kExitOk : fail(status);

@@ -1,50 +1,18 @@
 #include "deepinfer/common.h"
 
-#include <unistd.h>
+#include <cerrno>
 #include <csignal>
-
-#include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <random>
+
+#include "deepinfer/progress_bar.h"
 
 namespace deepinfer::app {
 namespace {
-
-// Redraws at most ten times a second, and only once loading has taken half a second.
-class ProgressBar {
- public:
-  void update(uint64_t done, uint64_t total) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!is_terminal_ || total == 0 || now - start_ < std::chrono::milliseconds(500)) return;
-    if (done < total && now - last_ < std::chrono::milliseconds(100)) return;
-    last_ = now;
-    shown_ = true;
-    constexpr int kWidth = 40;
-    const int filled = static_cast<int>(std::min<double>(1.0, static_cast<double>(done) / total) * kWidth);
-    std::fprintf(stderr, "\rloading [%s%s] %.1f of %.1f GB", std::string(filled, '#').c_str(),
-                 std::string(kWidth - filled, ' ').c_str(), done / 1e9, total / 1e9);
-    std::fflush(stderr);
-  }
-  ~ProgressBar() {
-    if (shown_) std::fprintf(stderr, "\r\033[K");
-  }
-
- private:
-  const bool is_terminal_ = isatty(STDERR_FILENO) != 0;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point last_{};
-  bool shown_ = false;
-};
-
-// The option library would wrap a negative number.
-std::string check_seed(const std::string& text) {
-  const bool is_whole = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-  return is_whole ? "" : fmt::format("'{}' is not a whole number of at least 0", text);
-}
 
 void on_interrupt(int) {
   if (interrupted().exchange(true)) {
@@ -90,44 +58,19 @@ Result<RunningModel> open_model(const ModelFlags& flags) {
   ModelOptions options;
   options.numerics = *numerics_from_name(flags.numerics);
   options.engram_cache_rows = flags.engram_cache_rows;
-  options.progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
+  options.progress = [&](uint64_t done, uint64_t total) { bar.update(total > 0 ? static_cast<double>(done) / total : 1); };
   DI_ASSIGN_OR_RETURN(running.loaded, load_model(*running.device, flags.model, options));
   return running;
 }
 
 Result<const Tokenizer*> tokenizer_of(const RunningModel& running) {
   if (running.loaded.tokenizer) return &*running.loaded.tokenizer;
-  return not_found(
-      "{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without",
-      running.loaded.model->checkpoint().folder());
+  return no_tokenizer(running.loaded.model->checkpoint().folder());
 }
 
-void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
-  command.add_option("-t,--temperature", flags.temperature, "0 takes the best token [the model's suggestion, else 1]")
-      ->group("Sampling");
-  command.add_option("--top-p", flags.top_p, "Keep the best tokens that hold this probability [suggestion, else 1]")
-      ->group("Sampling");
-  command.add_option("--top-k", flags.top_k, "Keep this many best tokens, 0 for all [suggestion, else 0]")
-      ->group("Sampling");
-  command.add_option("--min-p", flags.min_p, "Drop tokens below this share of the best one")
-      ->capture_default_str()
-      ->group("Sampling");
-  command.add_option("--seed", flags.seed, "The same seed gives the same text [random]")
-      ->check(check_seed, "")
-      ->group("Sampling");
-}
-
-SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested, int64_t max_tokens) {
-  const bool greedy = suggested.do_sample.has_value() && !*suggested.do_sample;
-  SamplingParams params;
-  params.temperature = flags.temperature.value_or(greedy ? 0.0 : suggested.temperature.value_or(1.0));
-  params.top_p = flags.top_p.value_or(suggested.top_p.value_or(1.0));
-  params.top_k = flags.top_k.value_or(suggested.top_k.value_or(0));
-  params.min_p = flags.min_p;
-  params.max_tokens = max_tokens;
-  std::random_device random;
-  params.seq_seed = flags.seed.value_or((uint64_t{random()} << 32) | random());
-  return params;
+Status no_tokenizer(const std::string& folder) {
+  return not_found("{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without",
+                   folder);
 }
 
 std::string check_token_id(const std::string& item) {
@@ -157,11 +100,18 @@ void catch_interrupts() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-std::string speed_line(int64_t prompt_tokens, double prompt_seconds, int64_t tokens, double decode_seconds) {
+std::string speed_line(const RequestOutput& output) {
   const auto rate = [](int64_t count, double seconds) { return seconds > 0 ? count / seconds : 0.0; };
-  return fmt::format("prompt: {} tokens in {:.2f} s ({:.1f} tokens/s), answer: {} tokens in {:.2f} s ({:.1f} tokens/s)",
-                     prompt_tokens, prompt_seconds, rate(prompt_tokens, prompt_seconds), tokens, decode_seconds,
-                     rate(tokens - 1, decode_seconds));
+  int64_t answer = 0;
+  for (const Completion& completion : output.completions) answer += static_cast<int64_t>(completion.tokens.size());
+  const int64_t prompt = static_cast<int64_t>(output.prompt_tokens.size()) - output.num_cached_tokens;
+  const double prompt_seconds = output.metrics.first_token_seconds;
+  const double decode_seconds = output.metrics.total_seconds - prompt_seconds;
+  return fmt::format(
+      "prompt: {} tokens in {:.2f} s ({:.1f} tokens/s), {} more from the cache; answer: {} tokens in {:.2f} s ({:.1f} "
+      "tokens/s)",
+      prompt, prompt_seconds, rate(prompt, prompt_seconds), output.num_cached_tokens, answer, decode_seconds,
+      rate(std::max<int64_t>(0, answer - 1), decode_seconds));
 }
 
 }  // namespace deepinfer::app

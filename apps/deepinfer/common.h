@@ -1,4 +1,5 @@
-// What the commands of `deepinfer` share: options, loading with a progress bar, reading text, interrupts, exit codes.
+// What the commands of `deepinfer` share: loading a bare model with a progress bar, reading text, interrupts, exit codes.
+// Commands on the engine: engine_flags.h.
 #pragma once
 
 #include <atomic>
@@ -10,7 +11,7 @@
 
 #include "backends/cpu/cpu_device.h"
 #include "base/status.h"
-#include "deepinfer/sampling_params.h"
+#include "deepinfer/request.h"
 #include "runtime/loaded_model.h"
 
 namespace deepinfer::app {
@@ -44,17 +45,7 @@ struct RunningModel {
 Result<RunningModel> open_model(const ModelFlags& flags);
 // The tokenizer, or a message that the folder lacks one.
 Result<const Tokenizer*> tokenizer_of(const RunningModel& running);
-
-struct SamplingFlags {
-  std::optional<double> temperature;
-  std::optional<double> top_p;
-  std::optional<int64_t> top_k;
-  double min_p = 0;
-  std::optional<uint64_t> seed;  // absent: a random one
-};
-void add_sampling_flags(CLI::App& command, SamplingFlags& flags);
-// The flags, else what the checkpoint suggests, else temperature 1 without filters. The seed is always set.
-SamplingParams sampling_params(const SamplingFlags& flags, const GenerationConfig& suggested, int64_t max_tokens);
+Status no_tokenizer(const std::string& folder);
 
 // A check for options that take token ids: refuses an item that is no number. The option library reads an empty one as
 // 0.
@@ -67,8 +58,8 @@ Result<std::string> read_text(const std::string& path);
 std::atomic<bool>& interrupted();
 void catch_interrupts();
 
-// "prompt 12 tokens, 345.6 tokens/s · 64 tokens, 78.9 tokens/s"
-std::string speed_line(int64_t prompt_tokens, double prompt_seconds, int64_t tokens, double decode_seconds);
+// Tokens and rates of prompt and answer, of a whole output.
+std::string speed_line(const RequestOutput& output);
 
 Command add_generate(CLI::App& program);
 Command add_chat(CLI::App& program);
@@ -77,5 +68,6 @@ Command add_score(CLI::App& program);
 Command add_logits(CLI::App& program);
 Command add_inspect(CLI::App& program);
 Command add_bench(CLI::App& program);
+Command add_settings(CLI::App& program);
 
 }  // namespace deepinfer::app

@@ -12,7 +12,8 @@ constexpr char kExamples[] =
     "  deepinfer generate -m models/tiny -p 'Once upon a time'\n"
     "  deepinfer chat -m models/tiny\n"
     "  deepinfer inspect /data/DeepSeek-V4.1-Flash\n"
-    "`deepinfer COMMAND --help` lists the options of a command. DEEPINFER_MODEL names a default model.";
+    "`deepinfer COMMAND --help` lists the options of a command, `deepinfer settings` those of the\n"
+    "engine, each of which is a flag too: --max-num-seqs 8. DEEPINFER_MODEL names a default model.";
 
 int run(int argc, char** argv) {
   using namespace deepinfer::app;
@@ -21,7 +22,7 @@ int run(int argc, char** argv) {
   program.footer(kExamples);
   program.set_help_all_flag("--help-all", "Help of all commands");
   std::vector<std::pair<CLI::App*, Command>> commands;
-  for (auto* add : {add_generate, add_chat, add_score, add_tokenize, add_logits, add_inspect, add_bench}) {
+  for (auto* add : {add_generate, add_chat, add_score, add_tokenize, add_logits, add_inspect, add_settings, add_bench}) {
     Command command = add(program);
     commands.emplace_back(program.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

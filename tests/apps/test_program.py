@@ -18,7 +18,7 @@ PROGRAM = os.environ.get("DEEPINFER_PROGRAM", "")
 ROOT = Path(os.environ.get("DEEPINFER_ROOT", Path(__file__).parents[2]))
 GOLDEN = ROOT / "tests" / "golden" / "model" / "tiny_full"
 TOKENIZER = ROOT / "tests" / "golden" / "tokenizer"
-COMMANDS = ("generate", "chat", "score", "tokenize", "logits", "inspect", "bench")
+COMMANDS = ("generate", "chat", "score", "tokenize", "logits", "inspect", "settings", "bench")
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -40,13 +40,14 @@ needs_model = unittest.skipUnless(MODEL, "no checkpoint with a tokenizer in mode
 
 
 def environment():
-    return {name: value for name, value in os.environ.items() if name != "DEEPINFER_MODEL"}
+    """Without settings of the engine, which would also refuse the variables of this test by their names."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DEEPINFER_")}
 
 
-def run(*arguments, text=""):
+def run(*arguments, text="", env=None):
     """Result with stdout and stderr as bytes."""
     command = [PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, input=text.encode(), capture_output=True, timeout=120, env=environment())
+    return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300, env=environment() | (env or {}))
 
 
 class ProgramTest(unittest.TestCase):
@@ -155,7 +156,7 @@ class Refusals(ProgramTest):
 
 class Help(ProgramTest):
     def test_of_every_command_fits_a_terminal(self):
-        for command in [[], *([name] for name in COMMANDS), ["bench", "model"]]:
+        for command in [[], *([name] for name in COMMANDS), ["bench", "model"], ["bench", "engine"]]:
             text = self.succeed(*command, "--help").decode()
             self.assertIn("Usage", text)
             for line in text.splitlines():
@@ -166,6 +167,37 @@ class Help(ProgramTest):
         for command in COMMANDS:
             self.assertRegex(text, rf"(?m)^  {command} ")
         self.assertIn("--chunk-tokens", self.succeed("--help-all").decode())
+
+    def test_shows_the_few_settings_that_most_people_want_and_names_where_the_others_are(self):
+        text = self.succeed("generate", "--help").decode()
+        self.assertIn("--threads", text)
+        self.assertIn("deepinfer settings", text)
+        self.assertNotIn("--prefill-attempt-interval", text)
+
+
+class Settings(ProgramTest):
+    def test_list_what_flags_and_environment_set(self):
+        text = self.succeed("settings").decode()
+        self.assertRegex(text, r"(?m)^  --max-num-seqs 64$")
+        self.assertRegex(text, r"(?m)^  --model \(none\)$")
+        for line in text.splitlines():
+            self.assertLessEqual(len(line), 100, line)
+        result = run("settings", "--max-num-seqs", "3", env={"DEEPINFER_THREADS": "2", "DEEPINFER_MAX_NUM_SEQS": "5"})
+        self.assertRegex(result.stdout.decode(), r"(?m)^  --max-num-seqs 3   \(default 64\)$")
+        self.assertRegex(result.stdout.decode(), r"(?m)^  --threads 2   \(default 0\)$")
+
+    def test_as_markdown_are_the_documentation(self):
+        self.assertEqual(self.succeed("settings", "--markdown").decode(), (ROOT / "docs" / "settings.md").read_text())
+
+    def test_that_are_wrong_are_named_as_they_were_spelled(self):
+        self.refuse("settings", "--max-num-seqs", "0", naming="--max-num-seqs '0'")
+        self.refuse("generate", "-m", GOLDEN, "-p", "x", "--kv-cache-bytes", "lots", naming="--kv-cache-bytes 'lots'")
+        self.refuse("generate", "-m", GOLDEN, "-p", "x", "--use-nextn-decode", "3", naming="not built")
+        self.refuse("generate", "-p", "x", naming="model")
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write("max_nun_seqs = 3\n")
+            file.flush()
+            self.refuse("settings", "--settings", file.name, naming="max_num_seqs")
 
 
 class Tokenize(ProgramTest):
@@ -234,8 +266,8 @@ class Generate(ProgramTest):
 
     def test_the_same_seed_gives_the_same_bytes_however_it_runs(self):
         outputs = {self.succeed(*self.REQUEST, *flags)
-                   for flags in ((), ("--chunk-tokens", 1), ("--chunk-tokens", 3, "--threads", 1), ("--threads", 3),
-                                 ("--kernels", "avx2"), ("--engram-cache-rows", 0))}  # fmt: skip
+                   for flags in ((), ("--chunk-tokens", 1), ("--max-num-batched-tokens", 3, "--threads", 1), ("--threads", 3),
+                                 ("--kernels", "avx2"), ("--engram-cache-rows", 0), ("--zero-overhead-scheduling", 0))}  # fmt: skip
         self.assertEqual(len(outputs), 1)
         self.assertTrue(outputs.pop().startswith(b"Once upon a time there was a"))
         another = list(self.REQUEST)
@@ -249,9 +281,71 @@ class Generate(ProgramTest):
         expected = {"seed": 7, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "numerics": "official"}
         self.assertEqual({name: out[name] for name in expected}, expected)
         self.assertGreater(out["prompt_tokens"], 1)
-        self.assertIn(out["kernels"], ("reference", "avx2", "avx512", "avx512_bf16"))
+        self.assertRegex(out["device"], r"^cpu, \d+ threads?.* kernels")
+        self.assertRegex(out["fingerprint"], r"^official/fp32/replay-off/[0-9a-f]{16}$")
+        self.assertIsNone(out["stop_reason"])
+        self.assertEqual(out["num_cached_tokens"], 0)
         ids = ",".join(map(str, out["tokens"]))
         self.assertEqual(self.succeed("tokenize", "-m", MODEL, "--decode", ids).decode(), out["text"] + "\n")
+
+    def answer(self, *flags):
+        request = list(self.REQUEST)
+        if "-n" in flags:
+            del request[request.index("-n") : request.index("-n") + 2]
+        return json.loads(self.succeed(*request, "--json", *flags))
+
+    def test_ends_at_stop_strings_and_stop_tokens_and_says_so(self):
+        whole = self.answer()
+        stop = whole["text"][12:17]
+        for flags, shown in ((("--stop", "no such text", "--stop", stop), ""), (("--stop", stop, "--include-stop"), stop)):
+            out = self.answer(*flags)
+            self.assertEqual(out["text"], whole["text"][: whole["text"].index(stop)] + shown)
+            self.assertEqual((out["finish_reason"], out["stop_reason"]), ("stop", stop))
+        token = whole["tokens"][9]
+        out = self.answer("--stop-token-ids", token)
+        self.assertEqual(out["tokens"], whole["tokens"][: whole["tokens"].index(token) + 1])
+        self.assertEqual((out["finish_reason"], out["stop_reason"]), ("stop", str(token)))
+
+    def test_several_answers_share_a_prompt_and_the_first_is_that_of_one(self):
+        out = self.answer("--n", 3)
+        self.assertEqual(len(out["choices"]), 3)
+        self.assertEqual(out["choices"][0]["tokens"], self.answer()["tokens"])
+        self.assertEqual(len({choice["text"] for choice in out["choices"]}), 3)
+        text = self.succeed(*self.REQUEST, "--n", 2).decode()
+        self.assertIn("[answer 2 of 2, length]", text)
+
+    def test_reports_log_probabilities(self):
+        out = self.answer("--logprobs", 2, "--prompt-logprobs", 0)
+        self.assertEqual([at["token"] for at in out["logprobs"]], out["tokens"])
+        self.assertEqual(len(out["prompt_logprobs"]), out["prompt_tokens"] - 1)
+        for at in out["logprobs"]:
+            self.assertEqual(len(at["best"]), 2)
+            self.assertLessEqual(at["logprob"], at["best"][0]["logprob"])
+        self.assertAlmostEqual(out["cumulative_logprob"], sum(at["logprob"] for at in out["logprobs"]), places=9)
+
+    def test_honours_allowed_tokens_bias_penalties_and_least_length(self):
+        self.assertLessEqual(set(self.answer("--allowed-token-ids", "50,60,70")["tokens"]), {50, 60, 70})
+        self.assertEqual(set(self.answer("--logit-bias", "50:100", "--logit-bias", "60:-100")["tokens"]), {50})
+        greedy = self.answer("-t", 0)["tokens"]
+        for penalty in ("--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
+            self.assertNotEqual(self.answer("-t", 0, penalty, 1.9)["tokens"], greedy, penalty)
+        out = self.answer("--allowed-token-ids", "50,60", "--stop-token-ids", "50", "--min-tokens", 11)
+        self.assertEqual(set(out["tokens"][:11]), {60}, "the stop token may not come before")
+        word = self.answer("-t", 0)["text"].split()[1]
+        self.assertNotIn(f" {word} ", self.answer("-t", 0, "--bad-words", word)["text"])
+
+    def test_ends_at_the_longest_length_and_in_time(self):
+        out = self.answer("--max-model-len", 40, "-n", 1000)
+        self.assertEqual(out["prompt_tokens"] + len(out["tokens"]), 40)
+        self.assertEqual(out["finish_reason"], "length")
+        out = self.answer("-n", 100000, "--timeout", 0.5)
+        self.assertEqual(out["finish_reason"], "abort")
+
+    def test_control_tokens_are_text_unless_asked_for(self):
+        request = ("generate", "-m", MODEL, "-n", 1, "--json", "-p", "<｜User｜>q<｜Assistant｜>")
+        plain, asked = (json.loads(self.succeed(*request, *flags)) for flags in ((), ("--control-tokens",)))
+        self.assertEqual(asked["prompt_tokens"], 4, "begin of sentence, two markers and a letter")
+        self.assertGreater(plain["prompt_tokens"], 4)
 
     def test_text_comes_from_a_file_or_standard_input_alike(self):
         request = ("generate", "-m", MODEL, "-n", 5, "--seed", 1, "--json")
@@ -264,7 +358,9 @@ class Generate(ProgramTest):
 
     def test_bad_sampling_values_and_prompts_are_named(self):
         for flag, value in (("-t", -1), ("-t", "nan"), ("--top-p", 0), ("--top-p", 1.5), ("--top-k", -2), ("--min-p", 2),
-                            ("--seed", -1), ("--seed", "x"), ("-n", 0), ("-n", "many")):  # fmt: skip
+                            ("--seed", -1), ("--seed", "x"), ("-n", 0), ("-n", "many"),
+                            ("--n", 0), ("--presence-penalty", 3), ("--repetition-penalty", 0), ("--logprobs", 99),
+                            ("--logit-bias", "5"), ("--logit-bias", "5:x"), ("--stop-token-ids", "999999")):  # fmt: skip
             with self.subTest(flag=flag, value=value):
                 self.refuse("generate", "-m", MODEL, "-p", "hi", f"{flag}={value}" if flag[1] == "-" else flag, *(
                     () if flag[1] == "-" else (value,)), naming=value)  # fmt: skip
@@ -334,6 +430,19 @@ class Chat(ProgramTest):
         self.assertIn("thinking on", out)
         self.assertIn("thinking off", out)
         self.assertTrue(out.endswith("(a new conversation)\n"), "nothing is answered after /exit")
+
+    def test_finds_its_past_in_the_prefix_cache(self):
+        result = run("chat", "-m", MODEL, "-t", 0, "-n", 12, "--stats", text="Hello, who are you?\nTell me a story.\nAnother one.\n")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stderr.decode().splitlines()
+        cached = [int(line.split(" more from the cache")[0].rsplit(" ", 1)[1]) for line in lines]
+        self.assertEqual(len(cached), 3, lines)
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], 0)
+        self.assertGreater(cached[2], cached[1] + 12, "the answer to the second question is found as well")
+        without = run("chat", "-m", MODEL, "-t", 0, "-n", 12, "--enable-prefix-caching", 0,
+                      text="Hello, who are you?\nTell me a story.\nAnother one.\n")  # fmt: skip
+        self.assertEqual(without.stdout, result.stdout, "the cache changes no byte")
 
     def test_forgets_a_cleared_conversation(self):
         request = ("chat", "-m", MODEL, "-t", 0, "-n", 8)
