@@ -123,14 +123,15 @@ std::unique_ptr<StreamHandle> EngineHandle::stream(Request request) {
   return std::make_unique<StreamHandle>(std::move(stream));
 }
 
-RequestId EngineHandle::submit(Request request, std::shared_ptr<Mailbox> mailbox) {
+RequestId EngineHandle::submit(Request request, const MailboxHandle& handle) {
   const std::shared_ptr<LLM> llm = open();
   std::string error;
   RequestId id = 0;
   {
     const nb::gil_scoped_release unlocked;
     id = llm->engine().submit(
-        std::move(request), [mailbox](RequestOutput update) { mailbox->put(std::move(update)); }, error);
+        std::move(request), [mailbox = handle.mailbox](RequestOutput update) { mailbox->put(std::move(update)); },
+        error);
   }
   if (id == 0) refuse(error);
   return id;

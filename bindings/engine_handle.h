@@ -36,6 +36,11 @@ class Mailbox {
   std::vector<RequestOutput> updates_;
 };
 
+// The engine's thread shares the mailbox and never this, or it would need the interpreter's lock to let go of it.
+struct MailboxHandle {
+  std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
+};
+
 // Outlives its engine safely. One reader.
 class StreamHandle {
  public:
@@ -61,7 +66,7 @@ class EngineHandle {
   using Progress = std::optional<nanobind::typed<nanobind::callable, void(size_t, size_t)>>;
   std::vector<RequestOutput> generate(std::vector<Request> requests, const Progress& progress);
   std::unique_ptr<StreamHandle> stream(Request request);
-  RequestId submit(Request request, std::shared_ptr<Mailbox> mailbox);
+  RequestId submit(Request request, const MailboxHandle& handle);
   void cancel(RequestId id);
 
   // Cancels what has not finished and waits for the engine's threads. A second call does nothing.

@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -106,7 +105,10 @@ void add_output(nb::module_& m) {
 }
 
 void add_engine(nb::module_& m) {
-  nb::class_<Mailbox>(m, "Mailbox").def(nb::init<>()).def("fileno", &Mailbox::fileno).def("take", &Mailbox::take);
+  nb::class_<MailboxHandle>(m, "Mailbox")
+      .def(nb::init<>())
+      .def("fileno", [](const MailboxHandle& handle) { return handle.mailbox->fileno(); })
+      .def("take", [](const MailboxHandle& handle) { return handle.mailbox->take(); });
   nb::class_<StreamHandle>(m, "Stream")
       .def_prop_ro("id", &StreamHandle::id)
       .def("next", &StreamHandle::next)

@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import unittest
 
 from deepinfer import AsyncLLM
@@ -96,6 +98,23 @@ class Async(unittest.TestCase):
 
         last = asyncio.run(main())
         self.assertEqual((last.finished, last.outputs[0].finish_reason), (True, "abort"))
+
+    def test_an_llm_that_is_forgotten_while_it_works_goes_away(self):
+        program = """
+import asyncio, gc, sys
+from deepinfer import AsyncLLM, SamplingParams
+async def main():
+    llm = AsyncLLM(sys.argv[1], threads=1, kv_cache_bytes="64MiB")
+    for _ in range(3):
+        updates = llm.generate("Once", SamplingParams(max_tokens=None, ignore_eos=True))
+        await anext(updates)
+        await updates.aclose()
+asyncio.run(main())
+gc.collect()
+print("gone")
+"""
+        done = subprocess.run([sys.executable, "-c", program, MODEL], text=True, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "gone\n", ""))
 
 
 if __name__ == "__main__":
