@@ -149,6 +149,7 @@ std::shared_ptr<EngineBenchFlags> add_engine_bench(CLI::App& command) {
       ->capture_default_str();
   add("--batch", o.batch, "Sequences together, of prefill and decode")->delimiter(',');
   add("--context", o.context, "Prompt tokens, of prefill and decode")->delimiter(',');
+  add("--most-tokens", o.most_tokens, "Leave out rows with more prompt tokens together");
   add("--warm-up", o.warm_up_steps, "Decode steps before those that count");
   add("--steps", o.steps, "Decode steps that count");
   add("--repeats", o.repeats, "Repeats of every figure");

@@ -17,6 +17,7 @@ struct EngineBenchOptions {
   std::vector<std::string> sections = {"prefill", "decode", "latency", "prefix", "replay"};
   std::vector<int64_t> batch = {1, 4, 16, 64};
   std::vector<int64_t> context = {128, 1024};  // prompt tokens
+  int64_t most_tokens = 16384;                 // prompt tokens of a batch together; larger rows are left out
   int64_t warm_up_steps = 50;                  // of decode
   int64_t steps = 60;                          // logged, of decode
   int64_t repeats = 3;

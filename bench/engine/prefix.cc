@@ -10,6 +10,8 @@
 namespace deepinfer::bench {
 namespace {
 
+constexpr uint64_t kFloods = 3;  // sets of other prompts that push the first one out of the device's cache
+
 struct Row {
   std::vector<double> first;  // seconds
   int64_t cached = 0, tokens = 0;
@@ -31,7 +33,9 @@ Status send(Engine& engine, std::vector<Request> requests, Row& row) {
 std::vector<Request> prompts(const Engine& engine, const EngineBenchOptions& options, uint64_t first) {
   std::vector<Request> requests;
   for (int64_t i = 0; i < options.repeats; ++i) {
-    requests.push_back(make_request(engine, options.seed * 65537 + first + i, options.long_context, ""));
+    // A salt of its own: stories begin alike.
+    const uint64_t number = options.seed * 65537 + first + static_cast<uint64_t>(i);
+    requests.push_back(make_request(engine, number, options.long_context, fmt::format("prefix-{}", number)));
   }
   return requests;
 }
@@ -88,20 +92,20 @@ Result<Json> bench_prefix(const EngineBenchOptions& options, const MakeEngine& m
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, make_small(make_engine, settings, bytes));
     Row sent, others, host;
     DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 0), sent));
-    for (uint64_t i = 1; i <= 6; ++i) DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 1000 * i), others));
+    for (uint64_t i = 1; i <= kFloods; ++i) DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 1000 * i), others));
     DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 0), host));
     // Without the tier the same requests must find less, or it was not the tier that was measured.
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> control, make_small(make_engine, small, bytes));
     Row control_sent, control_others, gone;
     DI_RETURN_IF_ERROR(send(*control, prompts(*control, options, 0), control_sent));
-    for (uint64_t i = 1; i <= 6; ++i) {
+    for (uint64_t i = 1; i <= kFloods; ++i) {
       DI_RETURN_IF_ERROR(send(*control, prompts(*control, options, 1000 * i), control_others));
     }
     DI_RETURN_IF_ERROR(send(*control, prompts(*control, options, 0), gone));
     Json row = report("host memory", host, sent,
                       fmt::format("cache of {} bytes, 1 GiB of host memory; sent, pushed out by {} other prompts, sent "
                                   "again",
-                                  bytes, 6 * options.repeats));
+                                  bytes, kFloods * options.repeats));
     row["cached_share_without_the_tier"] = static_cast<double>(gone.cached) / static_cast<double>(gone.tokens);
     row["cold_first_token_s"] = spread(sent.first);
     if (gone.cached >= host.cached) row["note"] = "not restored: the device's cache still held the prompts";

@@ -36,7 +36,20 @@ int64_t total(const std::vector<Answer>& answers) {
   return tokens;
 }
 
-bool fits(const Engine& engine, int64_t tokens) { return tokens <= engine.max_model_len(); }
+// Whether a row is measured; one that is not stands in the results with the reason.
+bool is_measured(const Engine& engine, const EngineBenchOptions& options, int64_t batch, int64_t context, int64_t more,
+                 Json& rows) {
+  std::string why;
+  if (context + more > engine.max_model_len()) {
+    why = fmt::format("longer than max_model_len {}", engine.max_model_len());
+  } else if (batch * context > options.most_tokens) {
+    why = fmt::format("more than {} prompt tokens together (--most-tokens)", options.most_tokens);
+  }
+  if (why.empty()) return true;
+  rows.push_back({{"batch", batch}, {"context", context}, {"left_out", why}});
+  std::printf("%5ld %7ld  left out: %s\n", batch, context, why.c_str());
+  return false;
+}
 
 Result<Json> prefill_row(Engine& engine, const EngineBenchOptions& options, int64_t batch, int64_t context) {
   std::vector<double> rates, first;
@@ -77,6 +90,9 @@ Result<Json> prefill_row(Engine& engine, const EngineBenchOptions& options, int6
   return row;
 }
 
+// Tokens after the logged ones, so that the first answer does not end before the last one has all its own.
+constexpr int64_t kMargin = 24;
+
 // The window of logged steps of one round.
 struct DecodeRound {
   double seconds = 0;
@@ -93,7 +109,7 @@ Result<DecodeRound> decode_round(Engine& engine, const EngineBenchOptions& optio
     // The prompts of every round are the same: from the second one on they come from the cache.
     Request request = make_request(engine, options.seed * 7919 + static_cast<uint64_t>(i), context, "decode");
     // All start within the prefill steps and end after the window, so that the batch is full in all of it.
-    request.sampling.max_tokens = std::min(warm_up + logged + 24, engine.max_model_len() - context);
+    request.sampling.max_tokens = std::min(warm_up + logged + kMargin, engine.max_model_len() - context);
     request.sampling.ignore_eos = true;
     DI_RETURN_IF_ERROR(load.submit(std::move(request)));
   }
@@ -190,7 +206,7 @@ Result<Json> bench_prefill(const EngineBenchOptions& options, const MakeEngine& 
   Json rows = Json::array();
   for (const int64_t context : options.context) {
     for (const int64_t batch : options.batch) {
-      if (!fits(*engine, context + 1)) continue;
+      if (!is_measured(*engine, options, batch, context, 1, rows)) continue;
       DI_ASSIGN_OR_RETURN(Json row, prefill_row(*engine, options, batch, context));
       rows.push_back(std::move(row));
     }
@@ -211,7 +227,7 @@ Result<Json> bench_decode(const EngineBenchOptions& options, const MakeEngine& m
   Json rows = Json::array();
   for (const int64_t context : options.context) {
     for (const int64_t batch : options.batch) {
-      if (!fits(*engine, context + options.warm_up_steps + options.steps + 24)) continue;
+      if (!is_measured(*engine, options, batch, context, options.warm_up_steps + options.steps + kMargin, rows)) continue;
       DI_ASSIGN_OR_RETURN(Json row, decode_row(*engine, options, batch, context));
       rows.push_back(std::move(row));
     }

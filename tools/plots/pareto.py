@@ -19,6 +19,8 @@ def lines_of(result):
     """{context: [(batch, tokens/s a user, least, most, tokens/s in all), ...]} by rising batch."""
     lines = {}
     for row in result.get("decode", []):
+        if "left_out" in row:
+            continue
         rate = row["delivered_tokens_per_s"]
         per_user = row["delivered_tokens_per_s_per_user"]
         lines.setdefault(row["context"], []).append((row["batch"], per_user, rate["least"], rate["most"], rate["median"]))
