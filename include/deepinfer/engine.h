@@ -76,7 +76,7 @@ class Engine {
   virtual std::vector<int32_t> tokenize(const std::string& text) const = 0;
   virtual std::string detokenize(const std::vector<int32_t>& tokens) const = 0;
   // The prompt of a conversation: messages as JSON in the form of chat completion APIs, options as JSON
-  // ({"thinking": true, "tools": [...]}). Nothing with a message if they are malformed.
+  // ({"thinking": {"type": "enabled"}, "tools": [...]}). Nothing with a message if they are malformed.
   virtual std::optional<std::vector<int32_t>> encode_chat(const std::string& messages_json,
                                                           const std::string& options_json,
                                                           std::string& error) const = 0;

@@ -38,6 +38,7 @@ build() {
   local folder=$deepinfer_root/build/release target=$1 tests=OFF log
   [[ $2 == with_tests ]] && tests=ON
   mkdir -p "$folder"
+  export CCACHE_NOHASHDIR=1  # objects do not depend on the folder: the Python package takes them from the cache
   log=$folder/build.log
   [[ -f $folder/build.ninja ]] || say "building for the first time, which takes some minutes"
   if [[ ! -f $folder/build.ninja ]] || { [[ $tests == ON ]] && ! grep -q '^DEEPINFER_TESTS:BOOL=ON' "$folder/CMakeCache.txt"; }; then
