@@ -1,4 +1,5 @@
-// Counts heap allocations of the whole program, all threads. Replaces operator new: include it in one file of a program.
+// Counts heap allocations of the whole program, all threads. Replaces operator new: include it in one file of a
+// program.
 #pragma once
 
 #include <atomic>

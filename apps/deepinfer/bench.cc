@@ -1,5 +1,5 @@
-// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's forward pass, `bench
-// engine` the engine with many requests.
+// `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's forward pass,
+// `bench engine` the engine with many requests.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -134,7 +134,8 @@ class Conversation {
     std::optional<std::vector<int32_t>> prompt =
         running_.engine->encode_chat(to_text(messages_), to_text(options), error);
     if (!prompt) return invalid_input("{}", error);
-    Request request{.prompt_tokens = std::move(*prompt), .sampling = sampling_params(flags_.sampling, running_.suggested)};
+    Request request{.prompt_tokens = std::move(*prompt),
+                    .sampling = sampling_params(flags_.sampling, running_.suggested)};
     request.sampling.skip_special_tokens = false;  // the parser looks for them
     interrupted() = false;
     const std::unique_ptr<RequestStream> stream = running_.engine->submit(std::move(request), error);
@@ -146,10 +147,11 @@ class Conversation {
     if (flags_.stats || isatty(STDERR_FILENO)) {
       const bool colours = isatty(STDERR_FILENO) != 0;
       const bool stopped = output.completions[0].finish_reason == FinishReason::kAborted;
-      std::fprintf(stderr, "%s%s%s%s\n", colours ? "\033[2m" : "", stopped ? "stopped. " : "", speed_line(output).c_str(),
-                   colours ? "\033[0m" : "");
+      std::fprintf(stderr, "%s%s%s%s\n", colours ? "\033[2m" : "", stopped ? "stopped. " : "",
+                   speed_line(output).c_str(), colours ? "\033[0m" : "");
     }
-    messages_.push_back({{"role", "assistant"}, {"content", printer.content}, {"reasoning_content", printer.reasoning}});
+    messages_.push_back(
+        {{"role", "assistant"}, {"content", printer.content}, {"reasoning_content", printer.reasoning}});
     return Status();
   }
 

@@ -58,7 +58,9 @@ Result<RunningModel> open_model(const ModelFlags& flags) {
   ModelOptions options;
   options.numerics = *numerics_from_name(flags.numerics);
   options.engram_cache_rows = flags.engram_cache_rows;
-  options.progress = [&](uint64_t done, uint64_t total) { bar.update(total > 0 ? static_cast<double>(done) / total : 1); };
+  options.progress = [&](uint64_t done, uint64_t total) {
+    bar.update(total > 0 ? static_cast<double>(done) / total : 1);
+  };
   DI_ASSIGN_OR_RETURN(running.loaded, load_model(*running.device, flags.model, options));
   return running;
 }
@@ -69,8 +71,8 @@ Result<const Tokenizer*> tokenizer_of(const RunningModel& running) {
 }
 
 Status no_tokenizer(const std::string& folder) {
-  return not_found("{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without",
-                   folder);
+  return not_found(
+      "{} has no tokenizer.json, so it cannot read or write text; `deepinfer logits --tokens` works without", folder);
 }
 
 std::string check_token_id(const std::string& item) {

@@ -1,5 +1,5 @@
-// What the commands of `deepinfer` share: loading a bare model with a progress bar, reading text, interrupts, exit codes.
-// Commands on the engine: engine_flags.h.
+// What the commands of `deepinfer` share: loading a bare model with a progress bar, reading text, interrupts, exit
+// codes. Commands on the engine: engine_flags.h.
 #pragma once
 
 #include <atomic>

@@ -50,7 +50,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
     if (row.name == "max_num_batched_tokens") names += ",--chunk-tokens";
     for (const std::string& alias : row.aliases) names += "," + spell_setting(alias, SettingSource::kFlag);
     const std::string spelled = spell_setting(row.name, SettingSource::kFlag);
-    const auto shown = std::find_if(std::begin(kShown), std::end(kShown), [&](const Shown& s) { return s.name == row.name; });
+    const auto shown =
+        std::find_if(std::begin(kShown), std::end(kShown), [&](const Shown& s) { return s.name == row.name; });
     const bool is_shown = shown != std::end(kShown);
     command
         .add_option_function<std::string>(
@@ -149,8 +150,9 @@ void add_answer_flags(CLI::App& command, SamplingFlags& flags) {
       ->group("Sampling");
   command.add_option("--prompt-logprobs", p.prompt_logprobs, "The same of the prompt")->group("Sampling");
   command
-      .add_flag("--show-special-tokens", [&p](int64_t count) { p.skip_special_tokens = count == 0; },
-                "Write control tokens as text")
+      .add_flag(
+          "--show-special-tokens", [&p](int64_t count) { p.skip_special_tokens = count == 0; },
+          "Write control tokens as text")
       ->group("Sampling");
 }
 

@@ -54,7 +54,8 @@ Json to_json(const std::vector<TokenLogprobs>& logprobs) {
   Json list = Json::array();
   for (const TokenLogprobs& at : logprobs) {
     Json entry = {{"token", at.token}, {"logprob", at.logprob}, {"rank", at.rank}, {"best", Json::array()}};
-    for (const TokenLogprob& best : at.best) entry["best"].push_back({{"token", best.token}, {"logprob", best.logprob}});
+    for (const TokenLogprob& best : at.best)
+      entry["best"].push_back({{"token", best.token}, {"logprob", best.logprob}});
     list.push_back(std::move(entry));
   }
   return list;

@@ -22,7 +22,8 @@ int run(int argc, char** argv) {
   program.footer(kExamples);
   program.set_help_all_flag("--help-all", "Help of all commands");
   std::vector<std::pair<CLI::App*, Command>> commands;
-  for (auto* add : {add_generate, add_chat, add_score, add_tokenize, add_logits, add_inspect, add_settings, add_bench}) {
+  for (auto* add :
+       {add_generate, add_chat, add_score, add_tokenize, add_logits, add_inspect, add_settings, add_bench}) {
     Command command = add(program);
     commands.emplace_back(program.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

@@ -49,8 +49,11 @@ Status print_settings(const EngineFlags& flags, bool markdown) {
     if (row.read == nullptr || !row.refusal.empty()) continue;
     if (row.group != group) std::printf("\n%s\n", (group = row.group).c_str());
     const std::string now = row.show(&*settings);
-    std::printf("  %s %s%s\n", spell_setting(row.name, SettingSource::kFlag).c_str(), now.empty() ? "(none)" : now.c_str(),
-                now == row.default_text ? "" : fmt::format("   (default {})", row.default_text.empty() ? "none" : row.default_text).c_str());
+    std::printf("  %s %s%s\n", spell_setting(row.name, SettingSource::kFlag).c_str(),
+                now.empty() ? "(none)" : now.c_str(),
+                now == row.default_text
+                    ? ""
+                    : fmt::format("   (default {})", row.default_text.empty() ? "none" : row.default_text).c_str());
     print_wrapped(fmt::format("{} Value: {}.", row.help, row.allowed));
   }
   return Status();

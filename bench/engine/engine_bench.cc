@@ -61,9 +61,10 @@ Status run_engine_bench(const EngineBenchOptions& options, const MakeEngine& mak
   out["repeats"] = options.repeats;
   out["load_average_at_start"] = load_average();
   out["speculation"] = "not built: verified rows hold no drafts, full acceptance equals delivered";
-  std::printf("engine benchmark, %s, commit %s, %ld repeats, seed %lu\n%s; %s\n%s\n", out["date"].get<std::string>().c_str(),
-              options.commit.c_str(), options.repeats, options.seed, out["hardware"].get<std::string>().c_str(),
-              out["device"].get<std::string>().c_str(), out["fingerprint"].get<std::string>().c_str());
+  std::printf("engine benchmark, %s, commit %s, %ld repeats, seed %lu\n%s; %s\n%s\n",
+              out["date"].get<std::string>().c_str(), options.commit.c_str(), options.repeats, options.seed,
+              out["hardware"].get<std::string>().c_str(), out["device"].get<std::string>().c_str(),
+              out["fingerprint"].get<std::string>().c_str());
   if (load_average() > 1) std::printf("note: the machine's load is %.1f: others use it too\n", load_average());
   for (const Section& section : kSections) {
     const auto& wanted = options.sections;

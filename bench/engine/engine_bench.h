@@ -21,10 +21,10 @@ struct EngineBenchOptions {
   int64_t warm_up_steps = 50;                  // of decode
   int64_t steps = 60;                          // logged, of decode
   int64_t repeats = 3;
-  int64_t users = 8;       // of the closed loop
-  int64_t requests = 48;   // of each loop
-  double rate = 0;         // of the open loop, requests a second; 0: two thirds of what the closed loop reached
-  int64_t max_tokens = 96; // of an answer in the loops
+  int64_t users = 8;            // of the closed loop
+  int64_t requests = 48;        // of each loop
+  double rate = 0;              // of the open loop, requests a second; 0: two thirds of what the closed loop reached
+  int64_t max_tokens = 96;      // of an answer in the loops
   int64_t long_context = 2048;  // of the prefix and replay sections
   int64_t window = 0;           // of the model: the least that bounded replay may keep
   std::string commit;

@@ -29,7 +29,8 @@ std::vector<Request> make_requests(const Engine& engine, const EngineBenchOption
   std::vector<Request> requests;
   for (int64_t i = 0; i < options.requests; ++i) {
     const uint64_t number = options.seed * 104729 + round * 1000 + static_cast<uint64_t>(i);
-    const int64_t length = std::min<int64_t>(40 + static_cast<int64_t>(number * 2654435761u % 360), engine.max_model_len() / 2);
+    const int64_t length =
+        std::min<int64_t>(40 + static_cast<int64_t>(number * 2654435761u % 360), engine.max_model_len() / 2);
     requests.push_back(make_request(engine, number, length, fmt::format("latency-{}-{}", round, i)));
     requests.back().sampling.max_tokens = options.max_tokens;
   }
@@ -39,8 +40,9 @@ std::vector<Request> make_requests(const Engine& engine, const EngineBenchOption
 void print(const char* mode, const std::vector<double>& rates, const Latencies& l) {
   std::printf("%-22s %8.0f %7.0f-%-7.0f", mode, median(rates), percentile(rates, 0), percentile(rates, 1));
   for (const std::vector<double>* list : {&l.first, &l.between, &l.total}) {
-    std::printf("  %6.*f %6.*f %6.*f", list == &l.between ? 1 : 0, percentile(*list, 0.5) * 1e3, list == &l.between ? 1 : 0,
-                percentile(*list, 0.95) * 1e3, list == &l.between ? 1 : 0, percentile(*list, 0.99) * 1e3);
+    std::printf("  %6.*f %6.*f %6.*f", list == &l.between ? 1 : 0, percentile(*list, 0.5) * 1e3,
+                list == &l.between ? 1 : 0, percentile(*list, 0.95) * 1e3, list == &l.between ? 1 : 0,
+                percentile(*list, 0.99) * 1e3);
   }
   std::printf(" %4.0f%%\n", 100.0 * static_cast<double>(l.natural_ends) / static_cast<double>(l.answers));
   std::fflush(stdout);
@@ -102,8 +104,8 @@ Result<Json> bench_latency(const EngineBenchOptions& options, const MakeEngine& 
       }
       last = std::move(run);
     }
-    add(fmt::format("closed, {} users", options.users), {{"mode", "closed"}, {"users", options.users}}, rates, latencies,
-        last.before, last.after);
+    add(fmt::format("closed, {} users", options.users), {{"mode", "closed"}, {"users", options.users}}, rates,
+        latencies, last.before, last.after);
     out.back()["check"] = "8 answers of the first repeat were equal to those of the same requests run alone";
   }
   {

@@ -96,7 +96,8 @@ Result<LoadRun> run_open(Engine& engine, std::vector<Request> requests, double r
   for (Request& request : requests) {
     const double share = (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53;
     at += -std::log(share) / rate;
-    const Clock::time_point intended = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(at));
+    const Clock::time_point intended =
+        begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(at));
     std::this_thread::sleep_until(intended);
     DI_RETURN_IF_ERROR(load.submit(std::move(request), intended));
   }

@@ -1,4 +1,5 @@
-// What a known beginning saves: time to first token from the device's cache, host memory and disk, against computing it.
+// What a known beginning saves: time to first token from the device's cache, host memory and disk, against computing
+// it.
 #include <unistd.h>
 
 #include <cstdio>
@@ -56,8 +57,8 @@ Result<std::unique_ptr<Engine>> make_small(const MakeEngine& make_engine, Settin
 Json report(const char* name, const Row& row, const Row& cold, std::string how) {
   const double share = static_cast<double>(row.cached) / static_cast<double>(std::max<int64_t>(1, row.tokens));
   const double times = median(cold.first) / median(row.first);
-  std::printf("%-14s %10.2f %10.2f-%-10.2f %8.3f %8.1fx\n", name, median(row.first) * 1e3, percentile(row.first, 0) * 1e3,
-              percentile(row.first, 1) * 1e3, share, times);
+  std::printf("%-14s %10.2f %10.2f-%-10.2f %8.3f %8.1fx\n", name, median(row.first) * 1e3,
+              percentile(row.first, 0) * 1e3, percentile(row.first, 1) * 1e3, share, times);
   std::fflush(stdout);
   return {{"prefix", name},
           {"first_token_s", spread(row.first)},
@@ -92,7 +93,8 @@ Result<Json> bench_prefix(const EngineBenchOptions& options, const MakeEngine& m
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, make_small(make_engine, settings, bytes));
     Row sent, others, host;
     DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 0), sent));
-    for (uint64_t i = 1; i <= kFloods; ++i) DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 1000 * i), others));
+    for (uint64_t i = 1; i <= kFloods; ++i)
+      DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 1000 * i), others));
     DI_RETURN_IF_ERROR(send(*engine, prompts(*engine, options, 0), host));
     // Without the tier the same requests must find less, or it was not the tier that was measured.
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> control, make_small(make_engine, small, bytes));

@@ -41,10 +41,12 @@ Result<Json> bench_replay(const EngineBenchOptions& options, const MakeEngine& m
       {"mask, keep " + least, {{"yoco_prefill_keep_tokens", least}, {"yoco_prefill_truncation_mode", "mask"}}},
       {"compact, keep " + least, {{"yoco_prefill_keep_tokens", least}, {"yoco_prefill_truncation_mode", "compact"}}},
       {"compact, exact", {{"yoco_prefill_keep_tokens", "exact"}, {"yoco_prefill_truncation_mode", "compact"}}}};
-  std::printf("\nreplay, prompts of %ld tokens one at a time; difference of log-probabilities against `off` (20 best, 8 "
-              "tokens)\n",
-              options.long_context);
-  std::printf("%-22s %10s %21s %8s %14s %10s\n", "mode", "TTFT ms", "least-most", "faster", "largest diff", "same text");
+  std::printf(
+      "\nreplay, prompts of %ld tokens one at a time; difference of log-probabilities against `off` (20 best, 8 "
+      "tokens)\n",
+      options.long_context);
+  std::printf("%-22s %10s %21s %8s %14s %10s\n", "mode", "TTFT ms", "least-most", "faster", "largest diff",
+              "same text");
   Json out = Json::array();
   std::vector<Answer> whole;
   double whole_seconds = 0;
@@ -79,15 +81,16 @@ Result<Json> bench_replay(const EngineBenchOptions& options, const MakeEngine& m
                 percentile(first, 0) * 1e3, percentile(first, 1) * 1e3, whole_seconds / median(first), difference, same,
                 whole.size());
     std::fflush(stdout);
-    out.push_back({{"mode", mode.name},
-                   {"fingerprint", (*engine)->fingerprint()},
-                   {"first_token_s", spread(first)},
-                   {"dropped", {{{"value", run.answers[0].first_token_seconds()}, {"why", "the first prompt: buffers grow"}}}},
-                   {"times_faster_than_off", whole_seconds / median(first)},
-                   {"largest_logprob_difference", difference},
-                   {"logprobs_compared", compared},
-                   {"answers_equal_to_off", same},
-                   {"answers", whole.size()}});
+    out.push_back(
+        {{"mode", mode.name},
+         {"fingerprint", (*engine)->fingerprint()},
+         {"first_token_s", spread(first)},
+         {"dropped", {{{"value", run.answers[0].first_token_seconds()}, {"why", "the first prompt: buffers grow"}}}},
+         {"times_faster_than_off", whole_seconds / median(first)},
+         {"largest_logprob_difference", difference},
+         {"logprobs_compared", compared},
+         {"answers_equal_to_off", same},
+         {"answers", whole.size()}});
   }
   return out;
 }

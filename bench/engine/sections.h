@@ -10,8 +10,8 @@ namespace deepinfer::bench {
 
 using Json = nlohmann::ordered_json;
 
-// A prompt of exactly `length` tokens of text; the same number gives the same prompt. The salt keeps it from being found
-// in the cache by another number's; `salt` empty: it may be.
+// A prompt of exactly `length` tokens of text; the same number gives the same prompt. The salt keeps it from being
+// found in the cache by another number's; `salt` empty: it may be.
 Request make_request(const Engine& engine, uint64_t number, int64_t length, std::string salt);
 
 // An error for an answer that failed or was cut off, which no figure may hide.

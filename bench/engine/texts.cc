@@ -7,10 +7,11 @@ namespace deepinfer::bench {
 namespace {
 
 constexpr const char* kNames[] = {"Mia", "Tom", "Anna", "Ben", "Lily", "Sam", "Nora", "Max", "Ella", "Finn"};
-constexpr const char* kThings[] = {"a red ball",   "a small boat",  "an old key",    "a paper kite",
+constexpr const char* kThings[] = {"a red ball",   "a small boat",   "an old key",    "a paper kite",
                                    "a brown bear", "a warm blanket", "a silver bell", "a box of crayons"};
-constexpr const char* kPlaces[] = {"in the garden",    "near the river",      "under the big tree", "on the hill",
-                                   "behind the house", "at the little market", "by the sea",         "in the quiet library"};
+constexpr const char* kPlaces[] = {"in the garden", "near the river",      "under the big tree",
+                                   "on the hill",   "behind the house",    "at the little market",
+                                   "by the sea",    "in the quiet library"};
 // %N a name, %O the other one, %T a thing, %P a place.
 constexpr const char* kSentences[] = {
     "%N found %T %P.",

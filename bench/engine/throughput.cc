@@ -10,7 +10,8 @@ namespace deepinfer::bench {
 
 Request make_request(const Engine& engine, uint64_t number, int64_t length, std::string salt) {
   Request request;
-  for (int64_t sentences = length / 16 + 4; static_cast<int64_t>(request.prompt_tokens.size()) < length; sentences *= 2) {
+  for (int64_t sentences = length / 16 + 4; static_cast<int64_t>(request.prompt_tokens.size()) < length;
+       sentences *= 2) {
     request.prompt_tokens = engine.tokenize(make_story(number, sentences));
   }
   request.prompt_tokens.resize(length);
@@ -84,8 +85,9 @@ Result<Json> prefill_row(Engine& engine, const EngineBenchOptions& options, int6
               {"device_time_share", median(device_share)},
               {"dropped", dropped},
               {"prompt_tokens_per_s_with_dropped", spread(all)}};
-  std::printf("%6ld %8ld %12.0f %10.0f-%-10.0f %10.1f %10.1f %8.2f\n", batch, context, median(rates), percentile(rates, 0),
-              percentile(rates, 1), percentile(first, 0.5) * 1e3, percentile(first, 0.99) * 1e3, median(device_share));
+  std::printf("%6ld %8ld %12.0f %10.0f-%-10.0f %10.1f %10.1f %8.2f\n", batch, context, median(rates),
+              percentile(rates, 0), percentile(rates, 1), percentile(first, 0.5) * 1e3, percentile(first, 0.99) * 1e3,
+              median(device_share));
   std::fflush(stdout);
   return row;
 }
@@ -169,27 +171,26 @@ Result<Json> decode_row(Engine& engine, const EngineBenchOptions& options, int64
     intervals.insert(intervals.end(), round.intervals.begin(), round.intervals.end());
   }
   const double rate = median(delivered);
-  Json row = {
-      {"batch", batch},
-      {"context", context},
-      {"ignore_eos", true},
-      {"prefill_low_occupancy", 4096},
-      {"warm_up_steps", options.warm_up_steps},
-      {"logged_steps", options.steps},
-      {"delivered_tokens_per_s", spread(delivered)},
-      {"delivered_tokens_per_s_per_user", rate / static_cast<double>(batch)},
-      {"verified_rows_per_s", spread(rows)},
-      {"full_acceptance_tokens_per_s", rate},
-      {"inter_token_s", percentiles(intervals)},
-      {"device_s_per_step", median(device)},
-      {"device_idle_s_per_step", median(idle)},
-      {"dropped",
-       {{"intervals", num_dropped},
-        {"of", num_intervals},
-        {"why", "longer than four times the median of their round: another process had the processor"},
-        {"delivered_tokens_per_s_without_them", spread(kept_rates)}}}};
-  std::printf("%5ld %7ld %8.0f %7.0f-%-7.0f %7.1f %8.0f %8.0f %6.2f %6.2f %6.2f %7.2f %6.3f %4ld\n", batch, context, rate,
-              percentile(delivered, 0), percentile(delivered, 1), rate / static_cast<double>(batch), median(rows),
+  Json row = {{"batch", batch},
+              {"context", context},
+              {"ignore_eos", true},
+              {"prefill_low_occupancy", 4096},
+              {"warm_up_steps", options.warm_up_steps},
+              {"logged_steps", options.steps},
+              {"delivered_tokens_per_s", spread(delivered)},
+              {"delivered_tokens_per_s_per_user", rate / static_cast<double>(batch)},
+              {"verified_rows_per_s", spread(rows)},
+              {"full_acceptance_tokens_per_s", rate},
+              {"inter_token_s", percentiles(intervals)},
+              {"device_s_per_step", median(device)},
+              {"device_idle_s_per_step", median(idle)},
+              {"dropped",
+               {{"intervals", num_dropped},
+                {"of", num_intervals},
+                {"why", "longer than four times the median of their round: another process had the processor"},
+                {"delivered_tokens_per_s_without_them", spread(kept_rates)}}}};
+  std::printf("%5ld %7ld %8.0f %7.0f-%-7.0f %7.1f %8.0f %8.0f %6.2f %6.2f %6.2f %7.2f %6.3f %4ld\n", batch, context,
+              rate, percentile(delivered, 0), percentile(delivered, 1), rate / static_cast<double>(batch), median(rows),
               median(kept_rates), percentile(intervals, 0.5) * 1e3, percentile(intervals, 0.95) * 1e3,
               percentile(intervals, 0.99) * 1e3, median(device) * 1e3, median(idle) * 1e3, num_dropped);
   std::fflush(stdout);
@@ -200,8 +201,8 @@ Result<Json> decode_row(Engine& engine, const EngineBenchOptions& options, int64
 
 Result<Json> bench_prefill(const EngineBenchOptions& options, const MakeEngine& make_engine) {
   std::printf("\nprefill, nothing cached: prompt tokens a second until the last prompt has its first token\n");
-  std::printf("%6s %8s %12s %21s %10s %10s %8s\n", "batch", "context", "tokens/s", "least-most", "TTFT p50",
-              "p99 ms", "device");
+  std::printf("%6s %8s %12s %21s %10s %10s %8s\n", "batch", "context", "tokens/s", "least-most", "TTFT p50", "p99 ms",
+              "device");
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, make_engine({}));
   Json rows = Json::array();
   for (const int64_t context : options.context) {
@@ -218,16 +219,17 @@ Result<Json> bench_decode(const EngineBenchOptions& options, const MakeEngine& m
   std::printf(
       "\ndecode, full batch, ignoring the end of sequence; tokens a second. Delivered counts tokens that clients got.\n"
       "Verified: rows that ran. No speculation is built, so full acceptance equals delivered.\n");
-  std::printf("%5s %7s %8s %15s %7s %8s %8s %20s %14s %4s\n", "", "", "deliv-", "", "a", "veri-", "without", "inter-token ms",
-              "ms a step", "");
-  std::printf("%5s %7s %8s %15s %7s %8s %8s %6s %6s %6s %7s %6s %4s\n", "batch", "context", "ered", "least-most", "user",
-              "fied", "dropped", "p50", "p95", "p99", "device", "idle", "drop");
+  std::printf("%5s %7s %8s %15s %7s %8s %8s %20s %14s %4s\n", "", "", "deliv-", "", "a", "veri-", "without",
+              "inter-token ms", "ms a step", "");
+  std::printf("%5s %7s %8s %15s %7s %8s %8s %6s %6s %6s %7s %6s %4s\n", "batch", "context", "ered", "least-most",
+              "user", "fied", "dropped", "p50", "p95", "p99", "device", "idle", "drop");
   // Prompts do not wait for a moment between decode steps, so that the batch is soon full.
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, make_engine({{"prefill_low_occupancy", "4096"}}));
   Json rows = Json::array();
   for (const int64_t context : options.context) {
     for (const int64_t batch : options.batch) {
-      if (!is_measured(*engine, options, batch, context, options.warm_up_steps + options.steps + kMargin, rows)) continue;
+      if (!is_measured(*engine, options, batch, context, options.warm_up_steps + options.steps + kMargin, rows))
+        continue;
       DI_ASSIGN_OR_RETURN(Json row, decode_row(*engine, options, batch, context));
       rows.push_back(std::move(row));
     }

@@ -1,11 +1,11 @@
-// What a decode step costs the engine's thread in the scheduler: schedule (ballot, vote, plan) and apply, and how often it
-// allocates. The device returns a token at once.
+// What a decode step costs the engine's thread in the scheduler: schedule (ballot, vote, plan) and apply, and how often
+// it allocates. The device returns a token at once.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "allocation_counter.h"
 #include "scheduler/steady_decode.h"
@@ -58,7 +58,8 @@ std::string spread(const std::vector<Round>& rounds, double Round::*member) {
 }
 
 void bench(const std::vector<int32_t>& sizes, int64_t num_rounds, int64_t num_steps) {
-  fmt::print("microseconds a decode step; median of {} rounds of {} steps (smallest-largest); allocations of a round\n", num_rounds, num_steps);
+  fmt::print("microseconds a decode step; median of {} rounds of {} steps (smallest-largest); allocations of a round\n",
+             num_rounds, num_steps);
   fmt::print("{:>9} {:>20} {:>20} {:>20} {:>20} {:>13}\n", "sequences", "schedule p50", "schedule p99", "apply p50",
              "apply p99", "allocations");
   std::vector<double> schedule, apply;

@@ -41,7 +41,7 @@ struct EngineSettings {
   bool disable_sync_guard = false;
   int64_t prefill_attempt_interval = 70;
   int64_t prefill_any_attempt_interval = 100;
-  int64_t prefill_low_occupancy = 0;
+  int64_t prefill_low_occupancy = 16;
   int64_t max_prefill_steps = 8;
 
   int64_t kv_cache_bytes = 0;  // 0: chosen from the free memory

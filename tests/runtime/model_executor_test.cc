@@ -1,7 +1,7 @@
 // The executor on a small model: answers do not depend on who runs beside, and a step in which no sequence starts or
 // ends allocates nothing.
-#include "allocation_counter.h"
 #include "runtime/model_executor.h"
+#include "allocation_counter.h"
 
 #include <map>
 #include <random>
@@ -23,8 +23,9 @@ class Rig final : private SequenceObserver {
   explicit Rig(const std::string& model = "tiny_full", int num_threads = 2) {
     device_ = make_cpu_device({.num_threads = num_threads}).value();
     // Without a row cache: the queue of its prefetching thread grows at moments that depend on timing.
-    loaded_ = load_model(*device_, std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + model, {.engram_cache_rows = 0})
-                  .value();
+    loaded_ =
+        load_model(*device_, std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + model, {.engram_cache_rows = 0})
+            .value();
     const CacheLayout& layout = loaded_.model->kv_layout().cache;
     const SchedulerOptions options{.max_num_seqs = kSlots, .max_queued = 64, .max_model_len = 512};
     std::vector<int32_t> blocks = Scheduler::least_blocks(layout, options);

@@ -1,5 +1,5 @@
-// SteadyDecode: a scheduler at the released model's cache layout, with many sequences in the middle of long answers and a
-// device that returns a token at once. Nothing starts or ends, so what a step costs is the scheduler's own.
+// SteadyDecode: a scheduler at the released model's cache layout, with many sequences in the middle of long answers and
+// a device that returns a token at once. Nothing starts or ends, so what a step costs is the scheduler's own.
 #pragma once
 
 #include <memory>
