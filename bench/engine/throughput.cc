@@ -31,12 +31,6 @@ Status check_answers(const std::vector<Answer>& answers) {
 
 namespace {
 
-int64_t total(const std::vector<Answer>& answers) {
-  int64_t tokens = 0;
-  for (const Answer& answer : answers) tokens += static_cast<int64_t>(answer.tokens.size());
-  return tokens;
-}
-
 // Whether a row is measured; one that is not stands in the results with the reason.
 bool is_measured(const Engine& engine, const EngineBenchOptions& options, int64_t batch, int64_t context, int64_t more,
                  Json& rows) {
