@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib import ticker
 
 
 def lines_of(result):
@@ -39,6 +40,9 @@ def draw(results, title):
             for batch, user, _, _, total in points:
                 axes.annotate(f"{batch}", (user, total), textcoords="offset points", xytext=(6, 5), fontsize=8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_xlabel("tokens a second for each user (delivered)")
     axes.set_ylabel("tokens a second in all (delivered)")
     axes.set_ylim(bottom=0)
