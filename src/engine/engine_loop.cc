@@ -108,11 +108,8 @@ void EngineLoop::save_to_disk() {
   for (int64_t left = 1, before = 0; left > 0 && left != before;) {
     before = left;
     left = cache_.save_all_units();
-    const StepPlan& plan = scheduler_.plan_transfers();
-    if (!plan.transfers.empty()) {
-      executor_.launch(plan);
-      scheduler_.apply(executor_.collect(), *this);
-    }
+    executor_.launch(scheduler_.plan_placeholder());
+    scheduler_.apply(executor_.collect(), *this);
     talk_to_disk();
     disk_->drain();
     talk_to_disk();

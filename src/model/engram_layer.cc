@@ -20,11 +20,11 @@ void EngramLookup::begin_step(const StepLayout& layout, const std::vector<LayerW
   const int64_t columns = hash_.num_columns();
   rows_.resize(hash_.num_tables());
   for (std::vector<int64_t>& rows : rows_) rows.resize(layout.num_tokens * columns);
-  std::vector<int32_t> window(hash_.window_size());
+  window_.resize(hash_.window_size());
   for (int64_t t = 0; t < layout.num_tokens; ++t) {
-    hash_.look_back(layout.states[t]->engram_history().first(layout.positions[t] + 1), window);
+    hash_.look_back(layout.states[t]->engram_history().first(layout.positions[t] + 1), window_);
     for (int table = 0; table < hash_.num_tables(); ++table) {
-      hash_.hash(table, window, std::span(rows_[table]).subspan(t * columns, columns));
+      hash_.hash(table, window_, std::span(rows_[table]).subspan(t * columns, columns));
     }
   }
   for (size_t l = 0; l < layers.size(); ++l) {

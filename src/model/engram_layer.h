@@ -32,7 +32,7 @@ class EngramLookup {
 
   EngramHash hash_;
   std::vector<int32_t> token_map_;
-  std::vector<int32_t> compressed_;
+  std::vector<int32_t> compressed_, window_;
   std::vector<std::vector<int64_t>> rows_;  // [tables][num_tokens * num_columns]
 };
 

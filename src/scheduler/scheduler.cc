@@ -113,12 +113,13 @@ const StepPlan& Scheduler::plan(StepKind kind) {
   return plan;
 }
 
-const StepPlan& Scheduler::plan_transfers() {
+const StepPlan& Scheduler::plan_placeholder() {
   StepPlan& plan = plans_[next_step_ % 3];
   plan.clear();
-  plan.id = next_step_;
+  plan.id = next_step_++;
+  plan.kind = StepKind::kPlaceholder;
   cache_.take_transfers(plan.id, plan.transfers);
-  if (!plan.transfers.empty()) ++next_step_;
+  ++counters_.steps[static_cast<int>(StepKind::kPlaceholder)];
   return plan;
 }
 

@@ -86,8 +86,9 @@ class Scheduler {
   // The plan stays valid until two further ones were made.
   const StepPlan& plan(StepKind kind);
   void apply(const StepResult& result, SequenceObserver& observer);
-  // A step without items that only moves what the cache wants moved; not to be launched if it has no transfers.
-  const StepPlan& plan_transfers();
+  // A step without items, to be launched always: what a rank runs while others work, so that their collectives find it;
+  // it may move what the cache wants moved, and is counted apart.
+  const StepPlan& plan_placeholder();
 
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }

@@ -16,7 +16,7 @@ namespace deepinfer {
 
 enum class StepKind : uint8_t {
   kIdle,         // nothing to do anywhere
-  kPlaceholder,  // other ranks work; this one only keeps up with their collectives
+  kPlaceholder,  // without items: other ranks work, this one keeps up with their collectives
   kPrefill,
   kDecode,
 };
