@@ -1,10 +1,10 @@
 // `deepinfer inspect`: what a checkpoint holds and whether it fits this machine, without loading it.
 #include <cstdio>
-#include <fstream>
 #include <memory>
 
 #include <nlohmann/json.hpp>
 
+#include "base/memory_info.h"
 #include "checkpoint/inventory.h"
 #include "deepinfer/common.h"
 #include "model/layer_plan.h"
@@ -24,16 +24,6 @@ std::string readable_bytes(uint64_t bytes) {
   int unit = 0;
   while (value >= 1000 && unit < 4) value /= 1000, ++unit;
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
-// A line of /proc/meminfo in bytes, 0 if it is not there.
-uint64_t memory_info(const std::string& key) {
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  for (uint64_t kilobytes; file >> name >> kilobytes; std::getline(file, unit)) {
-    if (name == key + ":") return kilobytes * 1024;
-  }
-  return 0;
 }
 
 // Cache bytes that each further token of a sequence adds, and those a sequence holds however long it is.

@@ -97,8 +97,8 @@ void ActiveRequest::on_finished(int32_t index, FinishReason reason, int32_t end_
   if (++num_finished_ == choices_.size()) metrics_.total_seconds = seconds_between(submitted_, Clock::now());
 }
 
-void ActiveRequest::deliver(const std::string& fingerprint) {
-  if (!has_news_) return;
+bool ActiveRequest::deliver(const std::string& fingerprint) {
+  if (!has_news_) return false;
   has_news_ = false;
   RequestOutput out{.id = id_, .finished = finished(), .error = error_};
   for (Choice& choice : choices_) {
@@ -117,6 +117,7 @@ void ActiveRequest::deliver(const std::string& fingerprint) {
   out.metrics = metrics_;
   if (out.finished) out.prompt_tokens = prompt_;
   on_update_(std::move(out));
+  return finished();
 }
 
 }  // namespace deepinfer

@@ -27,8 +27,6 @@ class ActiveRequest {
 
   RequestId id() const { return id_; }
   const Request& request() const { return request_; }
-  const std::vector<int32_t>& prompt() const { return prompt_; }
-  uint64_t seed() const { return seed_; }
   bool finished() const { return num_finished_ == choices_.size(); }
   std::optional<Clock::time_point> deadline() const { return deadline_; }
 
@@ -43,8 +41,8 @@ class ActiveRequest {
   void on_started();                         // its first tokens run
   void on_ending(const Sequence& sequence);  // before on_finished
 
-  // Hands what is new to the caller, if anything is.
-  void deliver(const std::string& fingerprint);
+  // Hands what is new to the caller, if anything is. True: that was the last.
+  bool deliver(const std::string& fingerprint);
 
  private:
   struct Choice {

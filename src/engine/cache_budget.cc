@@ -1,8 +1,8 @@
 #include "engine/cache_budget.h"
 
 #include <algorithm>
-#include <fstream>
-#include <string>
+
+#include "base/memory_info.h"
 
 namespace deepinfer {
 namespace {
@@ -75,15 +75,8 @@ Result<std::vector<int32_t>> plan_host_cache(const CacheLayout& layout, const Ca
 }
 
 int64_t free_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  int64_t kilobytes = 0;
-  std::string unit;
-  while (file >> name >> kilobytes) {
-    if (name == "MemAvailable:") return kilobytes << 10;
-    std::getline(file, unit);
-  }
-  return int64_t{1} << 33;  // a system that does not tell
+  const uint64_t available = memory_info("MemAvailable");
+  return available > 0 ? static_cast<int64_t>(available) : int64_t{1} << 33;  // a system that does not tell
 }
 
 }  // namespace deepinfer

@@ -132,7 +132,8 @@ class EngineImpl final : public Engine {
                           .max_prefill_steps = settings.max_prefill_steps},
                .overlap = settings.zero_overhead_scheduling,
                .max_queued = settings.max_queued_requests,
-               .fingerprint = fingerprint_},
+               .fingerprint = fingerprint_,
+               .eos_tokens = loaded_.stop_tokens},
               scheduler_, cache_, executor_, disk_.get()) {}
 
   std::unique_ptr<RequestStream> submit(Request request, std::string& error) override {
@@ -283,7 +284,6 @@ Result<PreparedRequest> EngineImpl::prepare(Request request, OnUpdate on_update)
     return static_cast<uint64_t>(random()) << 32 | random();
   }();
   PreparedRequest prepared;
-  prepared.eos_tokens = loaded_.stop_tokens;
   prepared.salt = request.cache_salt.empty() ? 0 : XXH3_64bits(request.cache_salt.data(), request.cache_salt.size());
   for (int32_t i = 0; i < sampling.n; ++i) {
     auto copy = std::make_unique<SequenceInput>(input);

@@ -83,12 +83,12 @@ void EngineLoop::run() {
     }
     while (true) {
       const bool goes_on = admit();
-      abort_all(FinishReason::kFailed, device_error_);
+      abort_all(FinishReason::kFailed);
       if (!goes_on) break;
       wait_for_work(Turn::kIdle);
     }
   }
-  abort_all(FinishReason::kAborted, "");
+  abort_all(FinishReason::kAborted);
   if (disk_ != nullptr && device_error_.empty()) save_to_disk();
 }
 
@@ -120,24 +120,15 @@ void EngineLoop::save_to_disk() {
 bool EngineLoop::admit() {
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_) {
-      taken_.swap(arrivals_);
-    } else if (!arrivals_.empty() || !cancels_.empty()) {
-      taken_.swap(arrivals_);
-      taken_cancels_.swap(cancels_);
-    } else {
-      return true;
-    }
+    if (!stopping_ && arrivals_.empty() && cancels_.empty()) return true;
+    taken_.swap(arrivals_);
+    taken_cancels_.swap(cancels_);
   }
   const ScopedTimer timer(admit_timer_);
   for (PreparedRequest& request : taken_) start(std::move(request));
   taken_.clear();
   for (const RequestId id : taken_cancels_) {
-    const auto found = requests_.find(id);
-    if (found == requests_.end()) continue;
-    for (int32_t i = 0; i < found->second->request().sampling.n; ++i) {
-      scheduler_.abort(found->second->sequence(i), FinishReason::kAborted, *this);
-    }
+    if (const auto found = requests_.find(id); found != requests_.end()) abort(*found->second);
   }
   taken_cancels_.clear();
   const std::lock_guard lock(mutex_);
@@ -147,7 +138,6 @@ bool EngineLoop::admit() {
 void EngineLoop::start(PreparedRequest prepared) {
   ActiveRequest& request = *prepared.active;
   requests_[request.id()] = std::move(prepared.active);
-  eos_tokens_[request.id()] = std::move(prepared.eos_tokens);
   overdue_possible_ |= request.deadline().has_value();
   for (size_t i = 0; i < prepared.inputs.size(); ++i) {
     NewSequence sequence{
@@ -211,12 +201,17 @@ void EngineLoop::collect_one() {
   scheduler_.apply(*result, *this);
 }
 
-void EngineLoop::abort_all(FinishReason reason, const std::string& error) {
+void EngineLoop::abort(const ActiveRequest& request) {
+  for (int32_t i = 0; i < request.request().sampling.n; ++i) {
+    scheduler_.abort(request.sequence(i), FinishReason::kAborted, *this);
+  }
+}
+
+void EngineLoop::abort_all(FinishReason reason) {
   std::vector<std::pair<uint64_t, Owner>> left(owners_.begin(), owners_.end());
   std::sort(left.begin(), left.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second.request->id(), a.second.choice) < std::pair(b.second.request->id(), b.second.choice);
   });
-  if (!error.empty()) failure_ = error;
   for (const auto& [handle, owner] : left) {
     scheduler_.abort(owner.request->sequence(owner.choice), reason, *this);
   }
@@ -229,36 +224,25 @@ void EngineLoop::expire_overdue() {
   for (const auto& [id, request] : requests_) {
     if (!request->deadline()) continue;
     overdue_possible_ = true;
-    if (*request->deadline() > now) continue;
-    for (int32_t i = 0; i < request->request().sampling.n; ++i) {
-      scheduler_.abort(request->sequence(i), FinishReason::kAborted, *this);
-    }
+    if (*request->deadline() <= now) abort(*request);
   }
 }
 
 void EngineLoop::deliver() {
   if (news_.empty()) return;
   const ScopedTimer timer(deliver_timer_);
-  size_t num_finished = 0;
-  for (size_t i = 0; i < news_.size(); ++i) {
-    ActiveRequest* request = news_[i];
-    request->deliver(options_.fingerprint);
-    if (!request->finished()) continue;
-    // It may be named twice.
-    std::replace(news_.begin() + static_cast<int64_t>(i) + 1, news_.end(), request,
-                 static_cast<ActiveRequest*>(nullptr));
-    news_.erase(std::remove(news_.begin() + static_cast<int64_t>(i) + 1, news_.end(), nullptr), news_.end());
-    const RequestId id = request->id();
-    requests_.erase(id);
-    eos_tokens_.erase(id);
-    ++num_finished;
+  // One may be named more than once: its news go out the first time.
+  for (ActiveRequest* request : news_) {
+    if (request->deliver(options_.fingerprint)) finished_.push_back(request->id());
   }
   news_.clear();
-  if (num_finished == 0) return;
+  if (finished_.empty()) return;
+  for (const RequestId id : finished_) requests_.erase(id);
   {
     const std::lock_guard lock(mutex_);
-    num_active_ -= num_finished;
+    num_active_ -= finished_.size();
   }
+  finished_.clear();
   changed_.notify_all();
 }
 
@@ -316,11 +300,12 @@ void EngineLoop::on_finished(const Sequence& sequence, const FinishedSequence& h
   if (how.end_token >= 0) ++tokens_delivered_;
   news_.push_back(owner.request);
   owner.request->on_ending(sequence);
-  const std::vector<int32_t>& eos = eos_tokens_.at(owner.request->id());
+  const std::vector<int32_t>& eos = options_.eos_tokens;
   const bool is_eos = std::find(eos.begin(), eos.end(), how.end_token) != eos.end();
   std::string error;
   if (how.reason == FinishReason::kFailed) {
-    error = failure_.empty() ? "the model's logits are not finite numbers: the checkpoint may be damaged" : failure_;
+    error = device_error_.empty() ? "the model's logits are not finite numbers: the checkpoint may be damaged"
+                                  : device_error_;
   }
   owner.request->on_finished(owner.choice, how.reason, how.end_token, how.end_token >= 0 && !is_eos, std::move(error));
 }

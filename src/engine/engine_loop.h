@@ -29,6 +29,7 @@ struct EngineLoopOptions {
   bool overlap = true;
   int64_t max_queued = 1024;  // sequences that wait
   std::string fingerprint;
+  std::vector<int32_t> eos_tokens;  // of the model: not reported as stop tokens
 };
 
 // A request that passed its checks, with an input for each choice.
@@ -36,7 +37,6 @@ struct PreparedRequest {
   std::unique_ptr<ActiveRequest> active;
   std::vector<std::unique_ptr<SequenceInput>> inputs;
   uint64_t salt = 0;
-  std::vector<int32_t> eos_tokens;  // of the model: not reported as stop tokens
 };
 
 class EngineLoop final : private SequenceObserver {
@@ -67,7 +67,8 @@ class EngineLoop final : private SequenceObserver {
   void collect_one();
   void talk_to_disk();
   void save_to_disk();
-  void abort_all(FinishReason reason, const std::string& error);
+  void abort(const ActiveRequest& request);
+  void abort_all(FinishReason reason);
   void expire_overdue();
   void deliver();
   void wait_for_work(Turn turn);
@@ -96,17 +97,15 @@ class EngineLoop final : private SequenceObserver {
   // The loop's own.
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
   std::unordered_map<uint64_t, Owner> owners_;  // by sequence
-  std::unordered_map<RequestId, std::vector<int32_t>> eos_tokens_;
   std::vector<ActiveRequest*> news_;
   std::vector<PreparedRequest> taken_;
-  std::vector<RequestId> taken_cancels_;
+  std::vector<RequestId> taken_cancels_, finished_;
   std::vector<DiskJob> disk_jobs_;
   std::vector<DiskJobResult> disk_results_;
   VotingState voting_state_;
   int in_flight_ = 0;
   bool overdue_possible_ = false;
   std::string device_error_;
-  std::string failure_;  // why sequences fail that are ended now
   int64_t tokens_delivered_ = 0;
   double device_seconds_ = 0, idle_seconds_ = 0;
   bool steps_follow_ = false;

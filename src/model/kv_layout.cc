@@ -93,14 +93,4 @@ double KvLayout::bytes_per_token() const {
   return bytes;
 }
 
-int64_t KvLayout::bytes_per_sequence() const {
-  int64_t bytes = 0;
-  for (const CacheGroup& group : cache.groups) {
-    if (group.retention == CacheGroup::kKeepAll) continue;
-    // The retained rows and the one being written, wherever they start in a block.
-    bytes += group.block_bytes * ((group.retention + group.tokens_per_block - 1) / group.tokens_per_block + 1);
-  }
-  return bytes;
-}
-
 }  // namespace deepinfer

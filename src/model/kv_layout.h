@@ -37,9 +37,8 @@ struct KvLayout {
   // Requires: check_kv_format(format, numerics).
   static KvLayout make(const ModelConfig& config, Numerics numerics, KvFormat format = KvFormat::kBf16);
 
-  // Bytes a token adds for good, and bytes a sequence holds however short it is.
+  // Bytes a token adds for good.
   double bytes_per_token() const;
-  int64_t bytes_per_sequence() const;
 };
 
 }  // namespace deepinfer

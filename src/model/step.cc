@@ -4,12 +4,16 @@
 
 namespace deepinfer {
 
-void StepLayout::reset(std::span<const SequenceStep> steps) {
+void StepLayout::clear() {
   tokens.clear();
   positions.clear();
   states.clear();
   decoder_begin.clear();
   logit_rows.clear();
+}
+
+void StepLayout::reset(std::span<const SequenceStep> steps) {
+  clear();
   for (const SequenceStep& step : steps) {
     DI_CHECK(step.state != nullptr && !step.tokens.empty(), "a step without a sequence or tokens");
     const size_t count = step.tokens.size();
@@ -29,11 +33,7 @@ void StepLayout::reset(std::span<const SequenceStep> steps) {
 
 void StepLayout::keep_decoder_rows(const StepLayout& all, std::span<const SequenceStep> steps,
                                    std::vector<int32_t>& rows) {
-  tokens.clear();
-  positions.clear();
-  states.clear();
-  decoder_begin.clear();
-  logit_rows.clear();
+  clear();
   rows.clear();
   size_t next_logit = 0;
   int32_t row = 0;

@@ -49,6 +49,9 @@ struct StepLayout {
   void reset(std::span<const SequenceStep> steps);
   // The rows of `all` that the decoder's layers need; their numbers in `all` go to `rows`.
   void keep_decoder_rows(const StepLayout& all, std::span<const SequenceStep> steps, std::vector<int32_t>& rows);
+
+ private:
+  void clear();
 };
 
 }  // namespace deepinfer

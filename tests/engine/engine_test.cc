@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "deepinfer/llm.h"
+#include "engine/request_stream.h"
 
 namespace deepinfer {
 namespace {
@@ -33,21 +34,8 @@ RequestOutput read_all(RequestStream& stream) {
   while (std::optional<RequestOutput> update = stream.next()) {
     if (total.id == 0) {
       total = std::move(*update);
-      continue;
-    }
-    total.finished = update->finished;
-    total.num_cached_tokens = update->num_cached_tokens;
-    total.prompt_logprobs.insert(total.prompt_logprobs.end(), update->prompt_logprobs.begin(),
-                                 update->prompt_logprobs.end());
-    for (Completion& news : update->completions) {
-      auto at = std::find_if(total.completions.begin(), total.completions.end(),
-                             [&](const Completion& c) { return c.index == news.index; });
-      if (at == total.completions.end()) at = total.completions.insert(at, Completion{.index = news.index});
-      at->text += news.text;
-      at->tokens.insert(at->tokens.end(), news.tokens.begin(), news.tokens.end());
-      at->logprobs.insert(at->logprobs.end(), news.logprobs.begin(), news.logprobs.end());
-      at->finish_reason = news.finish_reason;
-      at->stop_reason = news.stop_reason;
+    } else {
+      append_update(total, std::move(*update));
     }
   }
   std::sort(total.completions.begin(), total.completions.end(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@ namespace deepinfer {
 
 inline std::string golden_folder(const std::string& name) {
   return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name;
+}
+
+inline std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
+  return tokens;
 }
 
 class GoldenModel {

@@ -13,13 +13,6 @@ namespace {
 
 using Row = std::vector<float>;
 
-std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
-  return tokens;
-}
-
 // Logits after every token, the tokens cut into steps of the given sizes (the last size repeats). rollback: before each
 // step some wrong tokens run and are taken back.
 std::vector<Row> run(Model& model, const std::vector<int32_t>& tokens, const std::vector<int64_t>& sizes,

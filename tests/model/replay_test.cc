@@ -8,13 +8,6 @@ namespace {
 
 using Row = std::vector<float>;
 
-std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
-  return tokens;
-}
-
 // Logits of tokens [num_prompt - 1, end): the prompt in chunks, then token by token.
 std::vector<Row> run(Model& model, const std::vector<int32_t>& tokens, int64_t num_prompt, int64_t decoder_begin,
                      bool mask_only, int64_t chunk) {

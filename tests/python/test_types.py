@@ -35,11 +35,12 @@ class Types(unittest.TestCase):
         self.assertTrue((installed / "py.typed").is_file())
         self.assertEqual((installed / "_engine.pyi").read_text(), STUB.read_text())
 
-    def test_the_package_and_its_use_pass_the_strict_checks(self):
+    def check_strictly(self, *arguments, **variables):
+        """mypy's finished process; skips the test if there is no mypy."""
         if not importlib.util.find_spec("mypy"):
             self.skipTest("mypy is not installed, so types cannot be checked")
         with tempfile.TemporaryDirectory() as cache:
-            done = subprocess.run(
+            return subprocess.run(
                 [
                     sys.executable,
                     "-m",
@@ -49,39 +50,26 @@ class Types(unittest.TestCase):
                     cache,
                     "--config-file",
                     os.devnull,
-                    ROOT / "python" / "deepinfer",
-                    ROOT / "tests" / "python" / "usage.py",
-                    ROOT / "examples" / "offline_inference.py",
+                    *arguments,
                 ],
-                env={**os.environ, "MYPYPATH": str(ROOT / "python")},
+                env={**os.environ, **variables},
                 text=True,
                 capture_output=True,
                 cwd=cache,
             )
+
+    def test_the_package_and_its_use_pass_the_strict_checks(self):
+        done = self.check_strictly(
+            ROOT / "python" / "deepinfer",
+            ROOT / "tests" / "python" / "usage.py",
+            ROOT / "examples" / "offline_inference.py",
+            MYPYPATH=str(ROOT / "python"),
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_wrong_use_does_not_pass(self):
-        if not importlib.util.find_spec("mypy"):
-            self.skipTest("mypy is not installed, so types cannot be checked")
         program = "from deepinfer import LLM, SamplingParams\nSamplingParams(n='two')\nLLM('m').generate(3.5)\n"
-        with tempfile.TemporaryDirectory() as cache:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "mypy",
-                    "--strict",
-                    "--cache-dir",
-                    cache,
-                    "--config-file",
-                    os.devnull,
-                    "-c",
-                    program,
-                ],
-                text=True,
-                capture_output=True,
-                cwd=cache,
-            )
+        done = self.check_strictly("-c", program)
         self.assertIn("Found 2 errors", done.stdout)
 
 
