@@ -1,0 +1,93 @@
+#include "backends/cuda/cuda_stream.h"
+
+#include <algorithm>
+
+#include "backends/cuda/cuda_check.h"
+#include "backends/cuda/cuda_device.h"
+
+namespace deepinfer::cuda {
+namespace {
+
+class CudaGraph final : public Graph {
+ public:
+  CudaGraph(cudaGraphExec_t exec, std::shared_ptr<std::byte> scratch) : exec_(exec), scratch_(std::move(scratch)) {}
+  ~CudaGraph() override { (void)cudaGraphExecDestroy(exec_); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  cudaGraphExec_t exec() const { return exec_; }
+
+ private:
+  cudaGraphExec_t exec_;
+  std::shared_ptr<std::byte> scratch_;  // what the kernels use, also if the stream's has grown since
+};
+
+constexpr int64_t kLeastScratch = int64_t{1} << 20;
+
+}  // namespace
+
+CudaStream::CudaStream(CudaDevice& device, const ops::OpTable* table)
+    : Stream(table), device_(device), num_sms_(device.num_sms()) {
+  // Does not wait for the default stream, which other libraries of the process may use.
+  DI_CUDA_CHECK(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking));
+}
+
+CudaStream::~CudaStream() {
+  (void)cudaStreamSynchronize(handle_);
+  (void)cudaStreamDestroy(handle_);
+}
+
+// The runtime keeps the contract by itself: host memory that is not pinned has been read or written on return.
+void CudaStream::copy(void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return;
+  DI_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle_));
+}
+
+Status CudaStream::synchronize() {
+  DI_CHECK(!recording_, "synchronize() while recording");
+  cudaError_t error = cudaStreamSynchronize(handle_);
+  if (error == cudaSuccess) return Status();
+  return Status(ErrorCode::kIo, fmt::format("the card failed: {} ({}); start the program again, and if it happens again "
+                                            "look for messages of the driver in the system's log",
+                                            cudaGetErrorString(error), cudaGetErrorName(error)));
+}
+
+void CudaStream::begin_recording() {
+  DI_CHECK(!recording_, "begin_recording() while recording");
+  DI_CUDA_CHECK(cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal));
+  recording_ = true;
+}
+
+std::unique_ptr<Graph> CudaStream::end_recording() {
+  DI_CHECK(recording_, "end_recording() without begin_recording()");
+  recording_ = false;
+  cudaGraph_t graph = nullptr;
+  DI_CUDA_CHECK(cudaStreamEndCapture(handle_, &graph));
+  cudaGraphExec_t exec = nullptr;
+  DI_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  DI_CUDA_CHECK(cudaGraphDestroy(graph));
+  DI_CUDA_CHECK(cudaGraphUpload(exec, handle_));
+  return std::make_unique<CudaGraph>(exec, scratch_);
+}
+
+void CudaStream::launch(Graph& graph) {
+  DI_CHECK(!recording_, "launch() while recording");
+  DI_CUDA_CHECK(cudaGraphLaunch(static_cast<CudaGraph&>(graph).exec(), handle_));
+}
+
+void* CudaStream::scratch(int64_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_.get();
+  DI_CHECK(!recording_, "an op needs {} bytes of scratch while recording and {} are there: run the step once before",
+           bytes, scratch_bytes_);
+  const int64_t wanted = std::max(kLeastScratch, bytes + bytes / 4);
+  // The old memory goes back first, once no kernel uses it: the two need not fit at once.
+  DI_CUDA_CHECK(cudaStreamSynchronize(handle_));
+  scratch_.reset();
+  scratch_bytes_ = 0;
+  Result<std::shared_ptr<std::byte>> memory = device_.allocate(wanted);
+  DI_CHECK(memory.ok(), "scratch of an op: {}", memory.status().message());
+  scratch_ = std::move(memory).value();
+  scratch_bytes_ = wanted;
+  return scratch_.get();
+}
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,46 @@
+// CudaStream: a CUDA stream, and the scratch memory of the ops that run on it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "device/stream.h"
+
+namespace deepinfer::cuda {
+
+class CudaDevice;
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(CudaDevice& device, const ops::OpTable* table);
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void copy(void* to, const void* from, int64_t bytes) override;
+  Status synchronize() override;
+  bool can_record() const override { return true; }
+  void begin_recording() override;
+  std::unique_ptr<Graph> end_recording() override;
+  void launch(Graph& graph) override;
+
+  cudaStream_t handle() const { return handle_; }
+  int num_sms() const { return num_sms_; }
+  // Device memory for what one op keeps between its kernels, at a multiple of 256 bytes; the next op's replaces it.
+  // Grows as ops ask for more, which must not happen while recording: a step of the same shape runs once before.
+  void* scratch(int64_t bytes);
+
+ private:
+  CudaDevice& device_;
+  cudaStream_t handle_ = nullptr;
+  int num_sms_ = 0;
+  bool recording_ = false;
+  std::shared_ptr<std::byte> scratch_;
+  int64_t scratch_bytes_ = 0;
+};
+
+// Ops of this backend are only ever called with its own streams.
+inline CudaStream& cuda_stream(Stream& stream) { return static_cast<CudaStream&>(stream); }
+
+}  // namespace deepinfer::cuda
