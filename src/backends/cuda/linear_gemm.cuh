@@ -1,0 +1,54 @@
+// The tensor-core half of `linear`: what a launch is told, and its host entry point.
+#pragma once
+
+#include <cuda.h>
+
+#include <span>
+
+#include "backends/cuda/cuda_stream.h"
+#include "backends/cuda/gemm_epilogue.cuh"
+#include "backends/cuda/weight_tiles.cuh"
+#include "ops/linear.h"
+
+namespace deepinfer::cuda {
+
+inline constexpr int kMaxGemmTasks = 16;
+inline constexpr int kMaxParts = 8;
+
+// One matrix times its tokens. Its items are the pairs of a block of 128 outputs and a block of N tokens, each times
+// the parts of the sum if those are spread over blocks.
+struct GemmTask {
+  const std::byte* tiles;
+  OutputFormat out;
+  WeightFormat format;
+  int num_k_tiles;
+  int row_tiles;     // of 64
+  int block_rows;    // of 128
+  int token_blocks;  // of N
+  int num_parts;
+  int exponent;      // TileShare's
+  int first_item;
+  int first_counter;      // of its blocks
+  int64_t first_partial;  // of its items
+};
+
+struct GemmParams {
+  CUtensorMap tokens[kMaxGemmTasks];
+  GemmTask tasks[kMaxGemmTasks];
+  int num_tasks;
+  int num_items;
+  int num_stages;
+  int ring_bytes;     // of a stage
+  float4* partials;   // [item][N / 8][256 threads]
+  unsigned* counters; // zero between launches
+};
+
+// The number of parts that the sums of a matrix are made of: its own constant, whatever runs beside it.
+int gemm_parts(int64_t rows, int64_t cols);
+
+// Whether the tensor cores can run a task.
+bool gemm_supports(const ops::LinearTask& task);
+// At most kMaxGemmTasks, all supported.
+void run_gemm(CudaStream& stream, std::span<const ops::LinearTask> tasks);
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,108 @@
+// What a pipeline from device memory to the tensor cores is made of: barriers in shared memory that count bytes, bulk
+// copies that report to them, and the hand-over between kernels of one stream.
+//
+// The pattern: a ring of stages, each with a barrier `full` (one arrival: the producer's announcement of bytes) and a
+// barrier `empty` (one arrival a consumer warpgroup). Use u of a stage waits for full with parity u & 1, and the
+// producer before filling it for use u for empty with parity (u & 1) ^ 1, which passes at once for u = 0.
+//
+// Bulk copies belong to the asynchronous proxy: barriers must be made visible to it after their initialisation
+// (fence_barrier_init), and shared memory that threads wrote needs fence_async_proxy before a copy or a matrix
+// instruction reads it. A stage that threads only read needs no fence before it is filled again.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace deepinfer::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After barrier_init, by the thread that did it; then the threads of the block (or cluster) synchronise.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives and adds `bytes` to what copies still owe.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra.uni done;\nbra.uni again;\ndone:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Hints for the L2: weights pass through once, activations are read by every block.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t evict_last() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// `bytes`, both addresses: multiples of 16. One thread calls it.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// The map's box with its first element in column x of row y. What lies outside the tensor becomes zero; the bytes of
+// the whole box are reported.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier,
+                                         uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
+      "%4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A barrier of `threads` threads of the block; 0 is __syncthreads'.
+__device__ __forceinline__ void sync_threads(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The hand-over between kernels. A kernel launched with programmatic stream serialisation may start while its
+// predecessor still runs: it waits before it touches what a predecessor wrote or still reads. Every block of such a
+// kernel waits, so that "the predecessor is complete" includes all before it. allow_successor says that the next kernel
+// may start to fill free multiprocessors; it promises nothing about memory.
+__device__ __forceinline__ void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void allow_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// A ring's position.
+struct RingPosition {
+  int stage = 0;
+  uint32_t use = 0;  // parity of the use
+  __device__ __forceinline__ void advance(int num_stages) {
+    if (++stage == num_stages) {
+      stage = 0;
+      use ^= 1;
+    }
+  }
+};
+
+}  // namespace deepinfer::cuda
