@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "backends/cuda/pipeline.cuh"
+#include "backends/cuda/quantise.cuh"
 #include "ops/linear.h"
 
 namespace deepinfer::cuda {
@@ -48,8 +49,6 @@ inline constexpr int kStagedStride = 68;  // floats: 64 outputs, and no two thre
 template <int N>
 inline constexpr int kStagingFloats = kStagedTokens<N> * kStagedStride;  // of one warpgroup
 
-__device__ __forceinline__ float round_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
-
 // Four values of a group of 32 that eight neighbouring lanes hold: ops::FakeQuant::kE4m3Group32, bit for bit.
 __device__ __forceinline__ void fake_quant_e4m3(float (&x)[4]) {
   uint32_t largest = 0;
@@ -57,17 +56,10 @@ __device__ __forceinline__ void fake_quant_e4m3(float (&x)[4]) {
   for (float v : x) largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
 #pragma unroll
   for (int lane = 1; lane < 8; lane *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, lane));
-  const uint32_t bits = __float_as_uint(fmaxf(__uint_as_float(largest), 1e-4f) * (1.0f / 448.0f));
-  const float scale = __uint_as_float(((bits >> 23) + ((bits & 0x7FFFFFu) != 0 ? 1u : 0u)) << 23);
-  const float inverse = 1.0f / scale;
+  const float scale = E4m3Group32::scale(__uint_as_float(largest)), inverse = 1.0f / scale;
 #pragma unroll
   for (float& v : x) {
-    const float clamped = fminf(fmaxf(v * inverse, -448.0f), 448.0f);
-    const uint32_t magnitude = __float_as_uint(clamped) & 0x7FFFFFFFu;
-    const uint32_t normal = (magnitude + 0x7FFFFu + (magnitude >> 20 & 1u)) & 0xFFF00000u;
-    const uint32_t step = __float_as_uint((__uint_as_float(magnitude) + 16384.0f) - 16384.0f);
-    const uint32_t rounded = magnitude >= 0x3C800000u ? normal : step;
-    v = __uint_as_float(rounded | (__float_as_uint(clamped) & 0x80000000u)) * scale;
+    v = E4m3Group32::round(fminf(fmaxf(v * inverse, -E4m3Group32::kLargest), E4m3Group32::kLargest)) * scale;
   }
 }
 

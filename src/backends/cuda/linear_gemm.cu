@@ -17,6 +17,7 @@
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/gemm_mainloop.cuh"
+#include "backends/cuda/launch.cuh"
 
 namespace deepinfer::cuda {
 namespace {
@@ -98,7 +99,7 @@ __device__ __forceinline__ void produce(const GemmParams& params, const Ring& ri
   filled:
     if (pass == 0) {
       early = stages;
-      wait_for_predecessor();
+      wait_for_kernel_before();
     }
   }
 }
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm_kernel(const __grid_cons
   auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxStages);
   const Ring ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxStages, params.num_stages,
                   params.ring_bytes};
-  allow_successor();
+  let_next_kernel_start();
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
   if (threadIdx.x >= kConsumerWarps * 32) {
@@ -326,7 +327,7 @@ Plan make_plan(const Variant& variant, std::span<const ops::LinearTask> tasks) {
   return plan;
 }
 
-void launch(const Variant& variant, CudaStream& stream, std::span<const ops::LinearTask> tasks) {
+void launch_variant(const Variant& variant, CudaStream& stream, std::span<const ops::LinearTask> tasks) {
   Plan plan = make_plan(variant, tasks);
   GemmParams& params = plan.params;
   if (params.num_items == 0) return;
@@ -339,17 +340,8 @@ void launch(const Variant& variant, CudaStream& stream, std::span<const ops::Lin
   }
   const int shared = params.num_stages * params.ring_bytes + variant.fixed_shared_bytes;
   DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(std::min(params.num_items, stream.num_sms()));
-  config.blockDim = dim3(kGemmThreads);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream.handle();
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  DI_CUDA_CHECK(cudaLaunchKernelEx(&config, variant.kernel, params));
+  launch(stream, Start::kEarly, dim3(std::min(params.num_items, stream.num_sms())), kGemmThreads, shared,
+         variant.kernel, params);
 }
 
 }  // namespace
@@ -378,13 +370,13 @@ void run_gemm(CudaStream& stream, std::span<const ops::LinearTask> tasks) {
     whole_items += blocks;
     spread_items += blocks * gemm_parts(task.weight->rows, task.weight->cols);
   }
-  if (tokens <= 8) return launch(kVariant<8, true>, stream, tasks);
-  if (tokens <= 16) return launch(kVariant<16, true>, stream, tasks);
-  if (tokens <= 32) return launch(kVariant<32, true>, stream, tasks);
-  if (tokens <= 64) return launch(kVariant<64, true>, stream, tasks);
-  if (spread_items == whole_items && tokens > 128) return launch(kVariant<256, true>, stream, tasks);
-  if (whole_items < 2 * stream.num_sms()) return launch(kVariant<128, true>, stream, tasks);
-  return launch(kVariant<128, false>, stream, tasks);
+  if (tokens <= 8) return launch_variant(kVariant<8, true>, stream, tasks);
+  if (tokens <= 16) return launch_variant(kVariant<16, true>, stream, tasks);
+  if (tokens <= 32) return launch_variant(kVariant<32, true>, stream, tasks);
+  if (tokens <= 64) return launch_variant(kVariant<64, true>, stream, tasks);
+  if (spread_items == whole_items && tokens > 128) return launch_variant(kVariant<256, true>, stream, tasks);
+  if (whole_items < 2 * stream.num_sms()) return launch_variant(kVariant<128, true>, stream, tasks);
+  return launch_variant(kVariant<128, false>, stream, tasks);
 }
 
 }  // namespace deepinfer::cuda

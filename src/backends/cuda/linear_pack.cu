@@ -1,6 +1,7 @@
 // pack_weight: uploads a matrix in pieces and rearranges each on the card into the tiles of weight_tiles.cuh.
 #include <algorithm>
 #include <climits>
+#include <cmath>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_device.h"

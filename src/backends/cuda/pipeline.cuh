@@ -1,5 +1,5 @@
-// What a pipeline from device memory to the tensor cores is made of: barriers in shared memory that count bytes, bulk
-// copies that report to them, and the hand-over between kernels of one stream.
+// What a pipeline from device memory to the tensor cores is made of: barriers in shared memory that count bytes, and bulk
+// copies that report to them.
 //
 // The pattern: a ring of stages, each with a barrier `full` (one arrival: the producer's announcement of bytes) and a
 // barrier `empty` (one arrival a consumer warpgroup). Use u of a stage waits for full with parity u & 1, and the
@@ -85,13 +85,6 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 __device__ __forceinline__ void sync_threads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-
-// The hand-over between kernels. A kernel launched with programmatic stream serialisation may start while its
-// predecessor still runs: it waits before it touches what a predecessor wrote or still reads. Every block of such a
-// kernel waits, so that "the predecessor is complete" includes all before it. allow_successor says that the next kernel
-// may start to fill free multiprocessors; it promises nothing about memory.
-__device__ __forceinline__ void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void allow_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // A ring's position.
 struct RingPosition {
