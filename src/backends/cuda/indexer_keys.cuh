@@ -1,0 +1,133 @@
+// Stored index keys as the A operand of Hopper's matrix instruction.
+//
+// A warpgroup takes a tile of 64 keys of 128 channels. Which row of the instruction is which key, and which of its
+// columns which channel, is free as long as the query agrees; the choice here makes the packed bytes a thread needs
+// contiguous, with one scale, and keeps a run of 8 keys within four neighbouring lanes (times two keys a lane):
+//   thread t, w = t / 32, g = t % 32 / 4, c = t % 4: keys first_key(t) and first_key(t) + 4, channels 32c .. 32c + 31
+//   channel 32c + 8j + n is column 16 * (2j + n / 2 % 2) + 8 * (n % 2) + 2c + n / 4
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "ops/row_table.h"
+
+namespace deepinfer::cuda {
+
+inline constexpr int kTileKeys = 64;
+inline constexpr int kKeyChannels = 128;
+
+__device__ __forceinline__ int first_key(int thread) {
+  const int warp = thread / 32, g = thread % 32 / 4;
+  return warp / 2 * 32 + warp % 2 * 8 + g / 4 * 16 + g % 4;
+}
+
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// 2^exponent twice. Requires: a normal number.
+__device__ __forceinline__ uint32_t power_bf16x2(int exponent) {
+  return static_cast<uint32_t>(exponent + 127) * 0x00800080u;
+}
+
+// How keys of a type lie in shared memory, and 8 channels of one: registers i = 0..3 hold channels n = i (lower half)
+// and n = i + 4, for the first key at operand[2 * i]... see load_keys.
+template <ops::RowType kType>
+struct KeyFormat;
+
+template <>
+struct KeyFormat<ops::RowType::kBf16> {
+  static constexpr int kRowBytes = 256;
+  static constexpr int kSharedBytes = 272;  // from key to key: rows of 256 bytes would share their banks
+
+  // `out[4 * j + i]`: channels 8j + i and 8j + i + 4 of the thread's 32.
+  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+    const auto* from = reinterpret_cast<const uint4*>(row + 64 * c);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 w = from[j];
+      out[4 * j] = __byte_perm(w.x, w.z, 0x5410);
+      out[4 * j + 1] = __byte_perm(w.x, w.z, 0x7632);
+      out[4 * j + 2] = __byte_perm(w.y, w.w, 0x5410);
+      out[4 * j + 3] = __byte_perm(w.y, w.w, 0x7632);
+    }
+  }
+};
+
+template <>
+struct KeyFormat<ops::RowType::kE2m1Group32> {
+  static constexpr int kRowBytes = 68;
+  static constexpr int kSharedBytes = 68;
+
+  // A code's magnitude moved to the lowest bits of exponent and the highest of the fraction is a BF16 number, subnormal
+  // or not, 2^126 times too small; one multiplication makes up for it and scales.
+  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+    const auto* words = reinterpret_cast<const uint32_t*>(row) + 4 * c;
+    const int scale = static_cast<int>(row[64 + c]);  // of 1 .. 254
+    // Where both shifts go left, one multiplication makes them, and what is not wanted of each copy is cut away.
+    constexpr uint32_t kMagnitude = 0x01c001c0u, kSign = 0x80008000u;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t w = words[j];
+      out[4 * j] = (w & 0x000f000fu) * (1u << 6 | 1u << 12) & (kMagnitude | kSign);
+      out[4 * j + 1] = (w & 0x00f000f0u) * (1u << 2 | 1u << 8) & (kMagnitude | kSign);
+      out[4 * j + 2] = (w >> 2 & kMagnitude) | (w << 4 & kSign);
+      out[4 * j + 3] = (w >> 6 & kMagnitude) | (w & kSign);
+    }
+    const uint32_t factor = power_bf16x2(min(scale, 128) - 1);
+#pragma unroll
+    for (uint32_t& pair : out) pair = multiply_bf16x2(pair, factor);
+    if (scale > 128) {
+      const uint32_t rest = power_bf16x2(scale - 128);
+#pragma unroll
+      for (uint32_t& pair : out) pair = multiply_bf16x2(pair, rest);
+    }
+  }
+};
+
+template <>
+struct KeyFormat<ops::RowType::kE4m3Group32> {
+  static constexpr int kRowBytes = 132;
+  static constexpr int kSharedBytes = 132;
+
+  // As for E2M1, 2^120 times too small.
+  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+    const auto* words = reinterpret_cast<const uint32_t*>(row) + 8 * c;
+    const int scale = static_cast<int>(row[128 + c]);
+    constexpr uint32_t kMagnitude = 0x07f007f0u, kSign = 0x80008000u;
+    const uint32_t lift = power_bf16x2(120), factor = power_bf16x2(min(scale, 253) - 127);
+    const bool largest = scale == 254;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t low = words[2 * j], high = words[2 * j + 1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t both = __byte_perm(low, high, i << 4 | (i + 4) << 12);  // codes in the upper byte of each half
+        uint32_t pair = (both >> 4 & kMagnitude) | (both & kSign);
+        pair = multiply_bf16x2(multiply_bf16x2(pair, lift), factor);
+        out[4 * j + i] = largest ? multiply_bf16x2(pair, power_bf16x2(1)) : pair;
+      }
+    }
+  }
+};
+
+// The thread's two keys as operands of the 8 instructions that make a dot product: a[4 * s ...] of columns 16s and on.
+template <ops::RowType kType>
+__device__ __forceinline__ void load_keys(const std::byte* tile, uint32_t (&a)[32]) {
+  using Format = KeyFormat<kType>;
+  const int thread = threadIdx.x % 128;
+  const std::byte* row = tile + first_key(thread) * Format::kSharedBytes;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t pairs[16];
+    Format::load(row + half * 4 * Format::kSharedBytes, thread % 4, pairs);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = pairs[i];
+  }
+}
+
+}  // namespace deepinfer::cuda
