@@ -1,0 +1,305 @@
+// sample: a row of logits is read once, by a cluster of eight blocks that keep it in shared memory, and every later
+// pass stays on the chip. Floor: 4 bytes a logit (256 rows of 129280: 132 MB, 31 us at 4.3 TB/s).
+//
+// Three ways, chosen by the row alone. Greedy: the first pass knows the answer. A small top-k: every block lists what
+// may be among its best k (at least the k-th largest of its threads' maxima), and the first block sorts the lists, at
+// most 1024 entries. Anything else: sampling_select.cuh and a race over all that is left.
+#include "backends/cuda/cuda_check.h"
+#include "backends/cuda/cuda_stream.h"
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/sampling_race.cuh"
+#include "backends/cuda/sampling_row.cuh"
+#include "backends/cuda/sampling_select.cuh"
+#include "base/check.h"
+
+namespace deepinfer::cuda {
+namespace sampling {
+namespace {
+
+constexpr double kGreedyBelow = 1e-5;
+constexpr int kLargestListedTopK = 112;  // eight lists of the best 112 rarely have more than 1024 entries
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// The best id of a thread: the lowest among equals, if it is asked in ascending order.
+struct ThreadBest {
+  float value = kMinusInfinity;
+  uint32_t id = kNoId;
+  bool is_bad = false;
+  // Gives what the logit counts as.
+  __device__ float see(float x, uint32_t this_id, bool is_allowed) {
+    is_bad |= !(x <= 3.402823466e38f);
+    if (!is_allowed) return kMinusInfinity;
+    x += 0.0f;  // -0 becomes +0
+    if (x > value || id == kNoId) value = x, id = this_id;
+    return x;
+  }
+  __device__ uint32_t key() const { return id == kNoId ? 0 : key_of(value); }
+};
+
+// Copies the block's part of the row to shared memory. A thread owns groups of four neighbours, every kThreads-th one.
+template <bool kAligned>
+__device__ ThreadBest load_row(const Row& row, const float* logits, const uint32_t* allowed) {
+  ThreadBest best;
+  Shared& s = *row.shared;
+  const auto load = [&](uint32_t i) -> float4 {
+    if constexpr (kAligned) {
+      return i < row.count ? __ldcs(reinterpret_cast<const float4*>(logits + i)) : float4{};
+    } else {
+      const auto at = [&](uint32_t k) { return k < row.count ? logits[k] : 0.0f; };
+      return {at(i), at(i + 1), at(i + 2), at(i + 3)};
+    }
+  };
+  const auto keep = [&](uint32_t i, const float4& x) {
+    if (i >= row.count) return;
+    // Four neighbours are in one word: first_id is a multiple of 32.
+    uint32_t bits = allowed != nullptr ? allowed[i / 32] >> (i % 32) : 15;
+    if (!kAligned && row.count - i < 4) bits &= (1u << (row.count - i)) - 1;
+    const uint32_t id = row.first_id + i;
+    float4 kept;
+    kept.x = best.see(x.x, id, (bits & 1) != 0);
+    kept.y = best.see(x.y, id + 1, (bits & 2) != 0);
+    kept.z = best.see(x.z, id + 2, (bits & 4) != 0);
+    kept.w = best.see(x.w, id + 3, (bits & 8) != 0);
+    *reinterpret_cast<float4*>(s.values + i) = kept;
+  };
+  constexpr int kBatch = 8;
+  constexpr uint32_t kStep = kThreads * 4;
+  for (uint32_t i = threadIdx.x * 4; i < row.count; i += kBatch * kStep) {
+    float4 x[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) x[b] = load(i + b * kStep);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) keep(i + b * kStep, x[b]);
+  }
+  return best;
+}
+
+// Lists every id of the block that may be among its best k.
+__device__ void list_candidates(const Row& row, uint32_t thread_key, int k) {
+  Shared& s = *row.shared;
+  // The largest number, in steps of 2^10, that k threads' maxima reach.
+  uint32_t least = 0;
+  for (uint32_t bit = 1u << 31; bit >= 1u << 10; bit >>= 1) {
+    const uint32_t tried = least | bit;
+    if (__syncthreads_count(thread_key >= tried) >= k) least = tried;
+  }
+  least = max(least, kKeyOfMinusInfinity + 1);
+  if (threadIdx.x == 0) s.num_listed = 0;
+  __syncthreads();
+  if (thread_key >= least) {
+    for (uint32_t i = threadIdx.x * 4; i < row.count; i += kThreads * 4) {
+      for (uint32_t j = i; j < i + 4; ++j) {  // beyond the last id: -infinity
+        const uint32_t key = key_of(s.values[j]);
+        if (key < least) continue;
+        const uint32_t at = atomicAdd(&s.num_listed, 1);
+        if (at < kListSize) s.list[at] = static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(~(row.first_id + j));
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Every block learns what every block found.
+__device__ void exchange_summaries(const Row& row, const ThreadBest& best, bool is_bad) {
+  Shared& s = *row.shared;
+  uint32_t key = best.key();
+  uint32_t largest = __reduce_max_sync(0xffffffffu, key);
+  uint32_t id = __reduce_min_sync(0xffffffffu, key == largest ? best.id : kNoId);
+  if (threadIdx.x % 32 == 0) s.warp_keys[threadIdx.x / 32] = largest, s.warp_ids[threadIdx.x / 32] = id;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    key = threadIdx.x < kWarps ? s.warp_keys[threadIdx.x] : 0;
+    id = threadIdx.x < kWarps ? s.warp_ids[threadIdx.x] : kNoId;
+    largest = __reduce_max_sync(0xffffffffu, key);
+    id = __reduce_min_sync(0xffffffffu, key == largest ? id : kNoId);
+  }
+  cg::this_cluster().barrier_wait();  // all blocks have begun: their shared memory is there
+  const Summary summary{largest, id, is_bad ? 1u : 0u, s.num_listed};
+  tell_all(row, [&](Shared& other) { other.summaries[row.rank] = summary; });
+  cg::this_cluster().sync();
+}
+
+// The row's, of all blocks' summaries.
+__device__ Summary merge(const Shared& s) {
+  Summary all{0, kNoId, 0, 0};
+  for (int block = 0; block < kCluster; ++block) {
+    const Summary& one = s.summaries[block];
+    if (one.best_key > all.best_key) all.best_key = one.best_key, all.best_id = one.best_id;
+    all.is_bad |= one.is_bad;
+    all.num_listed += min(one.num_listed, kListSize + 1);
+  }
+  return all;
+}
+
+// Descending; `size` a power of two from 64 to 2 * kThreads. Pairs at most 32 apart stay within a warp.
+__device__ void sort_descending(uint64_t* list, uint32_t size) {
+  for (uint32_t length = 2; length <= size; length *= 2) {
+    for (uint32_t step = length / 2; step > 0; step /= 2) {
+      if (threadIdx.x < size / 2) {
+        const uint32_t i = 2 * threadIdx.x - (threadIdx.x & (step - 1));
+        const uint64_t a = list[i], b = list[i + step];
+        if (a < b == ((i & length) == 0)) list[i] = b, list[i + step] = a;
+      }
+      const uint32_t next = step > 1 ? step / 2 : length;
+      if (step > 32 || next > 32) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// In the first block, the sorted list of a row whose best k are all in it: filters and race. The token in thread 0.
+__device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint32_t size, uint32_t low_key) {
+  Shared& s = *row.shared;
+  static_assert(kListSize <= 2 * kThreads);
+  const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(list[i] >> 32); };
+  const float best = value_of(key_at(0));
+  uint32_t kept = 0;
+  for (uint32_t i = threadIdx.x; i < 2 * kThreads; i += kThreads) {
+    kept += __syncthreads_count(i < size && key_at(i) >= low_key);
+  }
+  kept = min(kept, static_cast<uint32_t>(row.top_k));
+  if (row.top_p < 1) {
+    const uint32_t i = 2 * threadIdx.x;
+    const uint64_t first = i < kept ? weight_of(value_of(key_at(i)), best, row.temperature) : 0;
+    const uint64_t second = i + 1 < kept ? weight_of(value_of(key_at(i + 1)), best, row.temperature) : 0;
+    uint64_t total;
+    const uint64_t before = exclusive_scan(s, first + second, total);
+    const uint64_t target = top_p_target(total, row.top_p);
+    if (before < target && target <= before + first) s.num_listed = i + 1;
+    if (before + first < target && target <= before + first + second) s.num_listed = i + 2;
+    __syncthreads();
+    kept = s.num_listed;
+  }
+  double score = -__builtin_huge_val();
+  uint32_t id = kNoId;
+  for (uint32_t i = threadIdx.x; i < kept; i += kThreads) {
+    const uint32_t this_id = ~static_cast<uint32_t>(list[i]);
+    const double this_score = score_of(row, value_of(key_at(i)), this_id, 0.0);
+    if (this_score > score || (this_score == score && this_id < id)) score = this_score, id = this_id;
+  }
+  reduce_scores(s, score, id);
+  return id;
+}
+
+// Gathers the lists in the first block's memory and chooses there.
+__device__ void finish_from_lists(const Row& row, uint32_t total, uint32_t low_key, int32_t* token) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  Shared& s = *row.shared;
+  uint32_t offset = 0;
+  for (uint32_t block = 0; block < row.rank; ++block) offset += s.summaries[block].num_listed;
+  // The first block's logits are no longer needed: what may be chosen is in the lists.
+  auto* list = reinterpret_cast<uint64_t*>(cluster.map_shared_rank(row.shared, 0)->values);
+  for (uint32_t i = threadIdx.x; i < s.summaries[row.rank].num_listed; i += kThreads) list[offset + i] = s.list[i];
+  cluster.sync();
+  if (row.rank != 0) return;
+  list = reinterpret_cast<uint64_t*>(s.values);
+  uint32_t size = 64;
+  while (size < total) size *= 2;
+  for (uint32_t i = total + threadIdx.x; i < size; i += kThreads) list[i] = 0;
+  __syncthreads();
+  sort_descending(list, size);
+  const uint32_t id = choose_from_list(row, list, total, low_key);
+  if (threadIdx.x == 0) *token = static_cast<int32_t>(id);
+}
+
+__device__ void finish_by_selection(const Row& row, Filter filter, float best, uint32_t best_id, int32_t* token) {
+  Shared& s = *row.shared;
+  if (row.top_k > 0) {
+    filter = narrow<false>(row, filter, best, [&](uint64_t) { return static_cast<uint64_t>(row.top_k); });
+  }
+  if (row.top_p < 1) {
+    filter = narrow<true>(row, filter, best, [&](uint64_t total) { return top_p_target(total, row.top_p); });
+  }
+  double score;
+  uint32_t id;
+  race(row, filter, best, best_id, score, id);
+  if (threadIdx.x == 0) {
+    Shared& first = *cg::this_cluster().map_shared_rank(row.shared, 0);
+    first.scores[row.rank] = score, first.score_ids[row.rank] = id;
+  }
+  cg::this_cluster().sync();
+  if (row.rank != 0 || threadIdx.x != 0) return;
+  for (int block = 1; block < kCluster; ++block) {
+    const double other = s.scores[block];
+    if (other > score || (other == score && s.score_ids[block] < id)) score = other, id = s.score_ids[block];
+  }
+  *token = static_cast<int32_t>(id);
+}
+
+// Grid: (kCluster, rows). One row a cluster.
+template <bool kAligned>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
+    sample_kernel(const ops::SampleArgs args, uint32_t chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int64_t r = blockIdx.y;
+  const ops::SampleRow& p = args.rows[r];
+  const auto size = static_cast<uint32_t>(args.logits.cols);
+  const uint32_t rank = blockIdx.x;
+  const uint32_t first_id = min(rank * chunk, size);
+  const Row row{&s,    rank,    first_id, min(chunk, size - first_id), p.temperature, p.top_p, p.min_p,
+                p.key, p.position, p.top_k};
+  if (row.position < 0) return;
+  cg::this_cluster().barrier_arrive();
+
+  const uint32_t* allowed = nullptr;
+  if (args.allowed.data != nullptr && p.mask_row >= 0) {
+    allowed = args.allowed.data + p.mask_row * args.allowed.stride + first_id / 32;
+  }
+  const ThreadBest thread_best = load_row<kAligned>(row, args.logits.data + r * args.logits.stride + first_id, allowed);
+  const bool is_bad = __syncthreads_or(thread_best.is_bad ? 1 : 0) != 0;
+  const bool is_greedy = row.temperature < kGreedyBelow;
+  const bool lists = !is_greedy && row.top_k > 0 && row.top_k <= kLargestListedTopK;
+  if (lists) {
+    list_candidates(row, thread_best.key(), row.top_k);
+  } else if (threadIdx.x == 0) {
+    s.num_listed = 0;
+  }
+  exchange_summaries(row, thread_best, is_bad);
+
+  const Summary all = merge(s);
+  if (all.is_bad != 0 || is_greedy || all.best_key <= kKeyOfMinusInfinity) {
+    const int32_t best_id = all.best_id == kNoId ? 0 : static_cast<int32_t>(all.best_id);
+    if (rank == 0 && threadIdx.x == 0) args.tokens[r] = all.is_bad != 0 ? -1 : best_id;
+    return;
+  }
+  const float best = value_of(all.best_key);
+  Filter filter{kKeyOfMinusInfinity + 1, kNoId};
+  if (row.min_p > 0) {
+    const float floor = __double2float_ru(best + log(row.min_p) * row.temperature) + 0.0f;
+    filter.low_key = max(filter.low_key, key_of(floor));
+  }
+  if (lists && all.num_listed <= kListSize) {
+    finish_from_lists(row, all.num_listed, filter.low_key, args.tokens + r);
+  } else {
+    finish_by_selection(row, filter, best, all.best_id, args.tokens + r);
+  }
+}
+
+}  // namespace
+}  // namespace sampling
+
+void sample(Stream& stream, const ops::SampleArgs& args) {
+  using namespace sampling;
+  if (args.logits.rows == 0) return;
+  const int64_t vocabulary = args.logits.cols;
+  const int64_t chunk = ((vocabulary + kCluster - 1) / kCluster + 31) / 32 * 32;
+  const int64_t bytes =
+      static_cast<int64_t>(offsetof(Shared, values)) + std::max<int64_t>(chunk * 4, kListSize * sizeof(uint64_t));
+  constexpr int64_t kMostBytes = 227 * 1024;  // of shared memory a block may have
+  DI_CHECK(vocabulary <= kMostIds && bytes <= kMostBytes, "a vocabulary of {}: a row does not fit on the chip",
+           vocabulary);
+  const bool is_aligned = vocabulary % 4 == 0 && args.logits.stride % 4 == 0 &&
+                          reinterpret_cast<uintptr_t>(args.logits.data) % 16 == 0;
+  const auto kernel = is_aligned ? sample_kernel<true> : sample_kernel<false>;
+  DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes));
+  const dim3 grid(kCluster, static_cast<unsigned>(args.logits.rows));
+  kernel<<<grid, kThreads, bytes, cuda_stream(stream).handle()>>>(args, static_cast<uint32_t>(chunk));
+  DI_CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,190 @@
+// Narrows a row's filter to the best ids whose count (top-k) or probability (top-p) reaches a target: larger logits
+// first, ties by the lower id. No sort: a histogram over slices of the logits finds the slice in which the target is
+// reached, further ones over the keys inside it find the logit, and a count of ties finds the id.
+//
+// Probabilities are fixed-point numbers of 2^-44, so that their sums are exact.
+#pragma once
+
+#include "backends/cuda/sampling_row.cuh"
+
+namespace deepinfer::cuda::sampling {
+
+inline constexpr double kWeightUnit = 0x1p44;
+inline constexpr int64_t kMostIds = int64_t{1} << 19;  // whose weights, at most 1 each, fit in 63 bits
+
+__device__ inline uint64_t weight_of(float x, float best, double temperature) {
+  return static_cast<uint64_t>(exp((static_cast<double>(x) - best) / temperature) * kWeightUnit + 0.5);
+}
+
+// The least sum that top-p accepts.
+__device__ inline uint64_t top_p_target(uint64_t total, double top_p) {
+  const auto target = static_cast<uint64_t>(ceil(top_p * static_cast<double>(total)));
+  return target < 1 ? 1 : target > total ? total : target;
+}
+
+// Adds up a thread's runs of equal bins before they go to shared memory, where many threads may want the same one.
+template <bool kWeighted>
+class BinAdder {
+ public:
+  __device__ explicit BinAdder(Shared& shared) : s_(shared) {}
+  __device__ void add(uint32_t bin, uint64_t amount) {
+    if (bin != bin_) flush(), bin_ = bin;
+    sum_ += amount;
+  }
+  __device__ void flush() {
+    if (sum_ == 0) return;
+    const auto low = static_cast<uint32_t>(sum_);
+    const uint32_t old = atomicAdd(&s_.histogram.low[bin_], low);
+    if constexpr (kWeighted) {
+      const uint32_t carry = old + low < old ? 1 : 0;
+      const uint32_t high = static_cast<uint32_t>(sum_ >> 32) + carry;
+      if (high != 0) atomicAdd(&s_.histogram.high[bin_], high);
+    }
+    sum_ = 0;
+  }
+
+ private:
+  Shared& s_;
+  uint32_t bin_ = 0;
+  uint64_t sum_ = 0;
+};
+
+__device__ inline void clear_histogram(Shared& s) {
+  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) s.histogram.low[bin] = 0, s.histogram.high[bin] = 0;
+  __syncthreads();
+}
+
+// Adds the histograms of all blocks and finds where their sum reaches target_of(total). With `may_keep_all`, bin kBins
+// says that it does not exceed it.
+template <typename Target>
+__device__ Crossing find_crossing(const Row& row, bool may_keep_all, Target&& target_of) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  Shared& s = *row.shared;
+  cluster.sync();
+  if (row.rank == 0) {
+    constexpr int kEach = kBins / kThreads;
+    uint64_t bins[kEach], mine = 0, total;
+    for (int b = 0; b < kEach; ++b) {
+      bins[b] = 0;
+      for (int block = 0; block < kCluster; ++block) {
+        const Shared& other = *cluster.map_shared_rank(row.shared, block);
+        const int bin = threadIdx.x * kEach + b;
+        bins[b] += other.histogram.low[bin] + (static_cast<uint64_t>(other.histogram.high[bin]) << 32);
+      }
+      mine += bins[b];
+    }
+    uint64_t before = exclusive_scan(s, mine, total);
+    const uint64_t target = target_of(total);
+    Crossing found{kBins, 0, 0, 0, target};
+    bool is_mine = false;
+    if (may_keep_all && total <= target) {
+      is_mine = threadIdx.x == 0;
+    } else if (before < target && target <= before + mine) {
+      is_mine = true;
+      int b = 0;
+      while (before + bins[b] < target) before += bins[b++];
+      found = {threadIdx.x * kEach + b, 0, before, bins[b], target};
+    }
+    if (is_mine) {
+      for (int block = 0; block < kCluster; ++block) cluster.map_shared_rank(row.shared, block)->crossing = found;
+    }
+  }
+  cluster.sync();
+  return s.crossing;
+}
+
+// The smallest and the largest key, over all blocks, of the ids that belong.
+template <typename Belongs>
+__device__ void find_range(const Row& row, uint32_t& low, uint32_t& high, Belongs&& belongs) {
+  Shared& s = *row.shared;
+  low = 0xffffffffu, high = 0;
+  for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
+    const uint32_t key = key_of(s.values[i]);
+    if (belongs(key, row.first_id + i, s.values[i])) low = min(low, key), high = max(high, key);
+  }
+  low = __reduce_min_sync(0xffffffffu, low);
+  high = __reduce_max_sync(0xffffffffu, high);
+  if (threadIdx.x % 32 == 0) s.warp_keys[threadIdx.x / 32] = low, s.warp_ids[threadIdx.x / 32] = high;
+  __syncthreads();
+  for (int warp = 0; warp < kWarps; ++warp) low = min(low, s.warp_keys[warp]), high = max(high, s.warp_ids[warp]);
+  tell_all(row, [&](Shared& other) { other.low_keys[row.rank] = low, other.high_keys[row.rank] = high; });
+  cg::this_cluster().sync();
+  for (int block = 0; block < kCluster; ++block) low = min(low, s.low_keys[block]), high = max(high, s.high_keys[block]);
+}
+
+// The id of the take-th of the ids that belong, over all blocks; there are at least so many.
+template <typename Belongs>
+__device__ uint32_t find_nth(const Row& row, uint64_t take, Belongs&& belongs) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  Shared& s = *row.shared;
+  const uint32_t each = ((row.count + kThreads - 1) / kThreads) | 1;  // odd: no two threads meet in a bank
+  const uint32_t begin = min(threadIdx.x * each, row.count), end = min(begin + each, row.count);
+  uint64_t mine = 0, total;
+  for (uint32_t i = begin; i < end; ++i) mine += belongs(key_of(s.values[i]), row.first_id + i) ? 1 : 0;
+  uint64_t before = exclusive_scan(s, mine, total);
+  tell_all(row, [&](Shared& other) { other.ties[row.rank] = static_cast<uint32_t>(total); });
+  cluster.sync();
+  for (uint32_t block = 0; block < row.rank; ++block) before += s.ties[block];
+  if (before < take && take <= before + mine) {
+    uint32_t i = begin;
+    for (;; ++i) {
+      if (belongs(key_of(s.values[i]), row.first_id + i) && ++before == take) break;
+    }
+    for (int block = 0; block < kCluster; ++block) {
+      cluster.map_shared_rank(row.shared, block)->id_limit = row.first_id + i;
+    }
+  }
+  cluster.sync();
+  return s.id_limit;
+}
+
+// Called by all blocks of the cluster. target_of(total) with `total` over the ids that `filter` keeps.
+template <bool kWeighted, typename Target>
+__device__ Filter narrow(const Row& row, const Filter& filter, float best, Target&& target_of) {
+  Shared& s = *row.shared;
+  const auto measure = [&](float x) -> uint64_t { return kWeighted ? weight_of(x, best, row.temperature) : 1; };
+  const float slices_per_logit = kWeighted ? static_cast<float>(32 / row.temperature) : 64.0f;
+  const auto slice_of = [&](float x) -> uint32_t {
+    const float distance = (best - x) * slices_per_logit;
+    return distance < kBins - 1 ? static_cast<uint32_t>(distance) : kBins - 1;
+  };
+  const auto add_all = [&](auto&& belongs, auto&& bin_of) {
+    clear_histogram(s);
+    BinAdder<kWeighted> adder(s);
+    for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
+      const float x = s.values[i];
+      const uint32_t key = key_of(x);
+      if (belongs(key) && filter.keeps(key, row.first_id + i)) adder.add(bin_of(key, x), measure(x));
+    }
+    adder.flush();
+  };
+
+  add_all([](uint32_t) { return true; }, [&](uint32_t, float x) { return slice_of(x); });
+  Crossing crossing = find_crossing(row, true, target_of);
+  if (crossing.bin == kBins) return filter;
+  uint64_t remaining = crossing.target - crossing.before;
+  uint32_t low, high;
+  find_range(row, low, high, [&](uint32_t key, uint32_t id, float x) {
+    return filter.keeps(key, id) && slice_of(x) == crossing.bin;
+  });
+  while (low < high) {
+    const int shift = max(0, 32 - __clz(high - low) - 10);
+    static_assert(kBins == 1 << 10);
+    add_all([&](uint32_t key) { return key >= low && key <= high; },
+            [&](uint32_t key, float) { return (high - key) >> shift; });
+    crossing = find_crossing(row, false, [&](uint64_t) { return remaining; });
+    remaining -= crossing.before;
+    high -= crossing.bin << shift;
+    low = high - min((1u << shift) - 1, high - low);
+  }
+
+  const uint64_t each = measure(value_of(low));
+  const uint64_t take = (remaining + each - 1) / each;
+  Filter result{low, low == filter.low_key ? filter.id_limit : kNoId};
+  if (take < crossing.inside / each) {
+    result.id_limit = find_nth(row, take, [&](uint32_t key, uint32_t id) { return key == low && filter.keeps(key, id); });
+  }
+  return result;
+}
+
+}  // namespace deepinfer::cuda::sampling
