@@ -20,7 +20,7 @@ function(deepinfer_folder folder)
       separate_arguments(allowed UNIX_COMMAND "${CMAKE_MATCH_1}")
       foreach(dependency ${allowed})
         deepinfer_target_of(${dependency} dependency_target)
-        if(EXISTS ${CMAKE_SOURCE_DIR}/src/${dependency}/CMakeLists.txt)
+        if(TARGET ${dependency_target})  # a backend may be left out
           target_link_libraries(${target} PUBLIC ${dependency_target})
         endif()
       endforeach()

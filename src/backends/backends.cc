@@ -1,6 +1,9 @@
 #include "backends/backends.h"
 
 #include "backends/cpu/cpu_device.h"
+#if DEEPINFER_HAS_CUDA
+#include "backends/cuda/cuda_device.h"
+#endif
 
 namespace deepinfer {
 
@@ -9,7 +12,16 @@ Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
     return make_cpu_device(
         {.num_threads = options.threads, .bind_threads = options.bind_threads, .kernels = options.kernels});
   }
-  return Status(ErrorCode::kUnsupported, fmt::format("device {}: this build has cpu only", options.name));
+  if (options.name == "cuda") {
+#if DEEPINFER_HAS_CUDA
+    return make_cuda_device({.memory_utilization = options.gpu_memory_utilization, .kernels = options.kernels});
+#else
+    return unsupported(
+        "device cuda: this build has no CUDA; build it where nvcc is installed (cmake -DDEEPINFER_CUDA=ON), or use "
+        "--device cpu");
+#endif
+  }
+  return unsupported("device {}: give cpu or cuda", options.name);
 }
 
 }  // namespace deepinfer

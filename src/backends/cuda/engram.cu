@@ -1,0 +1,100 @@
+// Kernels of ops/engram.h. engram_rows: floor is the codes' bytes (264 a row) over the bandwidth of the memory that
+// holds the table; from host memory it is that link's latency, so a thread asks for little and many are in flight.
+// engram_apply: one block a token and stream; floor is the streams read and written and the keys and value read, once.
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/quantise.cuh"
+#include "backends/cuda/rows.cuh"
+
+namespace deepinfer::cuda {
+namespace {
+
+constexpr int kFlatThreads = 128;
+
+template <typename T>
+__global__ void engram_rows_kernel(Rows<T> out, const uint8_t* codes, const uint8_t* scales, const int64_t* rows,
+                                   int64_t num_tokens, int num_columns, int head_dim) {
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const int64_t vec = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x;
+  const int vecs = head_dim / kVec;  // of a table's row
+  const int64_t entry = vec / vecs;
+  const int c = static_cast<int>(vec % vecs) * kVec;
+  if (entry >= num_tokens * num_columns) return;
+  const int64_t row = rows ? rows[entry] : entry;
+  const uint8_t* place = codes + row * head_dim + c;
+  uint32_t words[2];
+  if (reinterpret_cast<uintptr_t>(place) % 8 == 0) {
+    const uint2 both = *reinterpret_cast<const uint2*>(place);
+    words[0] = both.x, words[1] = both.y;
+  } else {
+    words[0] = load_word(place), words[1] = load_word(place + 4);
+  }
+  const float scale = e8m0_value(scales[row * (head_dim / 32) + c / 32]);
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = e4m3_value(words[i / 4] >> (i % 4 * 8)) * scale;
+  store8(out.row(entry / num_columns) + entry % num_columns * head_dim + c, v);
+}
+
+template <typename T>
+__global__ void engram_apply_kernel(Rows<T> streams, Rows<const T> key_value, const float* query_key_weight,
+                                    int num_streams, int hidden, float eps, bool round) {
+  __shared__ float shared[32][3];
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const int64_t t = blockIdx.x;
+  const int s = blockIdx.y;
+  T* x = streams.row(t) + s * hidden;
+  const T* key = key_value.row(t) + s * hidden;
+  const T* value = key_value.row(t) + num_streams * hidden;
+  const float* weight = query_key_weight + s * hidden;
+  float sums[3] = {};  // x * weight * key, x^2, key^2
+  for (int c = threadIdx.x * kVec; c < hidden; c += blockDim.x * kVec) {
+    float xs[8], keys[8], weights[8];
+    load8(x + c, xs);
+    load8(key + c, keys);
+    load8(weight + c, weights);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sums[0] = fmaf(xs[i] * weights[i], keys[i], sums[0]);
+      sums[1] = fmaf(xs[i], xs[i], sums[1]);
+      sums[2] = fmaf(keys[i], keys[i], sums[2]);
+    }
+  }
+  block_sum(sums, shared);
+  const float width = static_cast<float>(hidden);
+  const float rms_x = 1.0f / sqrtf(sums[1] / width + eps), rms_key = 1.0f / sqrtf(sums[2] / width + eps);
+  const float g = sums[0] * rms_x * rms_key / sqrtf(width);
+  const float gate = 1.0f / (1.0f + expf(-copysignf(sqrtf(fmaxf(fabsf(g), 1e-6f)), g)));
+  for (int c = threadIdx.x * kVec; c < hidden; c += blockDim.x * kVec) {
+    float xs[8], values[8];
+    load8(x + c, xs);
+    load8(value + c, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) xs[i] = round_bf16_if(fmaf(gate, values[i], xs[i]), round);
+    store8(x + c, xs);
+  }
+}
+
+}  // namespace
+
+void engram_rows(Stream& stream, const ops::EngramRowsArgs& a) {
+  const int64_t head_dim = a.out.cols / a.num_columns;
+  DI_CHECK(head_dim % 32 == 0, "Engram rows of {} values", head_dim);
+  with_element(a.out.type, [&]<typename T>(T) {
+    launch(stream, Start::kEarly, blocks_for(a.out.rows * a.out.cols / kVec, kFlatThreads), kFlatThreads, 0,
+           engram_rows_kernel<T>, rows_of<T>(a.out), a.codes, a.scales, a.rows, a.out.rows, a.num_columns, head_dim);
+  });
+}
+
+void engram_apply(Stream& stream, const ops::EngramApplyArgs& a) {
+  const int64_t hidden = a.streams.cols / a.num_streams;
+  const dim3 blocks(static_cast<unsigned>(a.streams.rows), static_cast<unsigned>(a.num_streams));
+  with_element(a.streams.type, [&]<typename T>(T) {
+    launch(stream, Start::kEarly, blocks, row_threads(hidden), 0, engram_apply_kernel<T>, rows_of<T>(a.streams),
+           rows_of<const T>(a.key_value), a.query_key_weight, a.num_streams, hidden, a.norm_eps, a.round_to_bf16);
+  });
+}
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,352 @@
+// Kernels of ops/mhc.h. Two kernels a boundary: one passes over the streams (mhc_streams.cuh: update, collapse, partial
+// projections), one ends what needs whole rows (norm and quantiser of the collapsed row; coefficients from the partial
+// sums, added in order). The same kernels with parts left out make the single ops, so the bits agree.
+//
+// Floor a row of width 5120: 41 KB of streams and 10 KB of y read, 41 KB of streams and 10 KB (20 with the quantised
+// form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Many rows go in pieces, so that the
+// second kernel finds in the cache what the first one left.
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/mhc_generic.cuh"
+#include "backends/cuda/mhc_streams.cuh"
+#include "backends/cuda/row_norm.cuh"
+
+namespace deepinfer::cuda {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 2048;
+constexpr int kCoefficientRows = 8;  // a block of the second kernel
+constexpr int kMostOutputs = ops::kMaxStreams * (ops::kMaxStreams + 2);
+
+struct CoefficientsParams {
+  const float* sums;  // [slices, rows, outputs + 1]
+  int slices;
+  const float *scale, *base;
+  MatrixView<float> pre, post, mix;
+  int rows, h, iterations;
+  float eps, norm_eps, width;  // width: values in a row of streams
+};
+
+template <typename T>
+struct NormParams {
+  T* rows;  // normalised in place
+  int64_t stride;
+  T* quantised;
+  int64_t quantised_stride;
+  const float* weight;
+  int width;
+  float eps;
+  bool round;
+};
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// To within two units in the last place; x normal.
+__device__ inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The logits of one row in registers become the mix. kH streams.
+template <int kH>
+__device__ inline void sinkhorn(float (&m)[kH][kH], int iterations, float eps) {
+#pragma unroll
+  for (int i = 0; i < kH; ++i) {
+    float largest = m[i][0], sum = 0;
+#pragma unroll
+    for (int j = 1; j < kH; ++j) largest = fmaxf(largest, m[i][j]);
+#pragma unroll
+    for (int j = 0; j < kH; ++j) {
+      m[i][j] = expf(m[i][j] - largest);
+      sum += m[i][j];
+    }
+#pragma unroll
+    for (int j = 0; j < kH; ++j) m[i][j] = m[i][j] / sum + eps;
+  }
+  for (int k = 0; k < iterations; ++k) {
+    if (k > 0) {
+#pragma unroll
+      for (int i = 0; i < kH; ++i) {
+        float sum = m[i][0];
+#pragma unroll
+        for (int j = 1; j < kH; ++j) sum += m[i][j];
+        const float scale = reciprocal(sum + eps);
+#pragma unroll
+        for (int j = 0; j < kH; ++j) m[i][j] *= scale;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kH; ++j) {
+      float sum = m[0][j];
+#pragma unroll
+      for (int i = 1; i < kH; ++i) sum += m[i][j];
+      const float scale = reciprocal(sum + eps);
+#pragma unroll
+      for (int i = 0; i < kH; ++i) m[i][j] *= scale;
+    }
+  }
+}
+
+template <int kH>
+__device__ inline void mix_of_row(float* mix, const float* logits, int iterations, float eps) {
+  float m[kH][kH];
+#pragma unroll
+  for (int i = 0; i < kH; ++i) {
+#pragma unroll
+    for (int j = 0; j < kH; ++j) m[i][j] = logits[i * kH + j];
+  }
+  sinkhorn<kH>(m, iterations, eps);
+#pragma unroll
+  for (int i = 0; i < kH; ++i) {
+#pragma unroll
+    for (int j = 0; j < kH; ++j) mix[i * kH + j] = m[i][j];
+  }
+}
+
+// The coefficients of rows [first, first + kCoefficientRows).
+template <int kH>
+__device__ inline void coefficients_of(const CoefficientsParams& p, int first) {
+  __shared__ float m[kCoefficientRows][kMostOutputs + 1];
+  const int outputs = kH * (kH + 2), sums = outputs + 1;
+  const int rows = min(kCoefficientRows, p.rows - first);
+  for (int i = threadIdx.x; i < rows * sums; i += blockDim.x) {
+    const float* part = p.sums + int64_t{first} * sums + i;
+    float sum = 0;
+#pragma unroll 8
+    for (int s = 0; s < p.slices; ++s) sum += part[int64_t{s} * p.rows * sums];
+    m[i / sums][i % sums] = sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < rows * outputs; i += blockDim.x) {
+    const int r = i / outputs, o = i % outputs, kind = o < kH ? 0 : (o < 2 * kH ? 1 : 2);
+    const float norm = 1.0f / sqrtf(m[r][outputs] / p.width + p.norm_eps);
+    const float logit = fmaf(m[r][o] * norm, p.scale[kind], p.base[o]);
+    if (kind == 0) p.pre.data[(first + r) * p.pre.stride + o] = sigmoid(logit) + p.eps;
+    if (kind == 1) p.post.data[(first + r) * p.post.stride + o - kH] = 2.0f * sigmoid(logit);
+    if (kind == 2) m[r][o] = logit;
+  }
+  __syncthreads();
+  const int r = threadIdx.x;
+  if (r < rows) mix_of_row<kH>(p.mix.data + (first + r) * p.mix.stride, &m[r][2 * kH], p.iterations, p.eps);
+}
+
+// The first blocks have coefficients, which take longer; the others a row to normalise each.
+template <typename T, int kH>
+__global__ void mhc_finish_kernel(const CoefficientsParams c, const NormParams<T> n, int coefficient_blocks) {
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  if (static_cast<int>(blockIdx.x) < coefficient_blocks) {
+    coefficients_of<kH>(c, blockIdx.x * kCoefficientRows);
+    return;
+  }
+  const int64_t r = blockIdx.x - coefficient_blocks;
+  normalise_row(n.rows + r * n.stride, n.rows + r * n.stride,
+                n.quantised ? n.quantised + r * n.quantised_stride : nullptr, n.weight, n.width, n.eps, n.round);
+}
+
+// What one call does: parts that are absent are left out.
+struct Boundary {
+  TensorView streams;
+  ConstTensorView y;  // update
+  MatrixView<const float> pre, post, mix;
+  TensorView out;  // collapse
+  TensorView quantised;
+  const float* norm_weight = nullptr;
+  float norm_eps = 0;
+  const ops::MhcWeights* weights = nullptr;  // coefficients
+  ops::MhcCoefficients coefficients;
+  int64_t h = 0;
+  bool round = false;
+
+  int64_t hidden() const { return streams.cols / h; }
+  Boundary of_rows(int64_t begin, int64_t end) const {
+    const auto cut = [&](auto view) { return view.data ? decltype(view)(view.row_range(begin, end)) : view; };
+    Boundary b = *this;
+    b.streams = cut(streams), b.y = cut(y), b.out = cut(out), b.quantised = cut(quantised);
+    b.pre = cut(pre), b.post = cut(post), b.mix = cut(mix);
+    b.coefficients = {cut(coefficients.pre), cut(coefficients.post), cut(coefficients.mix)};
+    return b;
+  }
+};
+
+bool is_fast(const Boundary& b) {
+  const auto in_fours = [](const MatrixView<const float>& m) {
+    return m.stride % 4 == 0 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0;
+  };
+  return b.streams.type == ElementType::kBf16 && b.h == kMhcStreams && in_fours(b.pre) && in_fours(b.post) &&
+         in_fours(b.mix);
+}
+
+int64_t slices_of(const Boundary& b) { return is_fast(b) ? (b.hidden() + kMhcSlice - 1) / kMhcSlice : 1; }
+
+template <bool kUpdate, bool kCollapse, bool kProject>
+void launch_streams(Stream& stream, const MhcStreamsParams& p) {
+  constexpr auto kKernel = mhc_streams_kernel<kUpdate, kCollapse, kProject>;
+  const size_t shared_bytes = kProject ? sizeof(MhcShared) : 0;
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
+  DI_CUDA_CHECK(allowed);
+  const int slices = (p.hidden + kMhcSlice - 1) / kMhcSlice;
+  const int tiles = (p.rows + kMhcRows - 1) / kMhcRows;
+  // As many blocks as run at once, two a multiprocessor: the weights are split once a block.
+  const int most = std::max(1, 2 * cuda_stream(stream).num_sms() / slices);
+  const dim3 blocks(slices, std::min(tiles, kProject ? most : tiles));
+  launch(stream, Start::kEarly, blocks, kMhcThreads, shared_bytes, kKernel, p);
+}
+
+void pass_streams(Stream& stream, const Boundary& b, float* sums) {
+  MhcStreamsParams p = {};
+  p.streams = rows_of<Bf16>(b.streams).data;
+  p.streams_stride = b.streams.stride;
+  p.y = rows_of<const Bf16>(b.y).data;
+  p.y_stride = b.y.stride;
+  p.collapsed = rows_of<Bf16>(b.out).data;
+  p.collapsed_stride = b.out.stride;
+  p.pre = b.pre.data, p.post = b.post.data, p.mix = b.mix.data;
+  p.pre_stride = b.pre.stride, p.post_stride = b.post.stride, p.mix_stride = b.mix.stride;
+  p.fn = b.weights ? reinterpret_cast<const float*>(b.weights->fn->data.get()) : nullptr;
+  p.sums = sums;
+  p.rows = static_cast<int>(b.streams.rows);
+  p.hidden = static_cast<int>(b.hidden());
+  if (b.y && b.out && b.weights) return launch_streams<true, true, true>(stream, p);
+  if (b.out && b.weights) return launch_streams<false, true, true>(stream, p);
+  if (b.weights) return launch_streams<false, false, true>(stream, p);
+  if (b.out) return launch_streams<false, true, false>(stream, p);
+  launch_streams<true, false, false>(stream, p);
+}
+
+template <typename T>
+void pass_streams_generic(Stream& stream, const Boundary& b, float* sums) {
+  const auto hidden = static_cast<int>(b.hidden());
+  dim3 blocks = blocks_for(hidden / kVec, kMhcFlatThreads);
+  blocks.y = static_cast<unsigned>(b.streams.rows);
+  if (b.y) {
+    launch(stream, Start::kInOrder, blocks, kMhcFlatThreads, 0, mhc_update_kernel<T>, rows_of<T>(b.streams),
+           rows_of<const T>(b.y), b.post, b.mix, hidden, b.round);
+  }
+  if (b.out) {
+    launch(stream, Start::kInOrder, blocks, kMhcFlatThreads, 0, mhc_collapse_kernel<T>, rows_of<T>(b.out),
+           rows_of<const T>(b.streams), b.pre, hidden, b.round);
+  }
+  if (b.weights) {
+    launch(stream, Start::kInOrder, dim3(static_cast<unsigned>(b.streams.rows)), kMhcProjectThreads, 0,
+           mhc_project_kernel<T>, sums, rows_of<const T>(b.streams),
+           reinterpret_cast<const float*>(b.weights->fn->data.get()), b.h * (b.h + 2), b.streams.cols);
+  }
+}
+
+template <typename T>
+void finish(Stream& stream, const Boundary& b, const float* sums) {
+  CoefficientsParams c = {};
+  NormParams<T> n = {};
+  int64_t coefficient_blocks = 0, norm_blocks = 0;
+  if (b.weights) {
+    const ops::MhcWeights& w = *b.weights;
+    c = {sums, static_cast<int>(slices_of(b)), w.scale, w.base, b.coefficients.pre, b.coefficients.post,
+         b.coefficients.mix, static_cast<int>(b.streams.rows), static_cast<int>(b.h), w.iterations, w.eps, w.norm_eps,
+         static_cast<float>(b.streams.cols)};
+    coefficient_blocks = (b.streams.rows + kCoefficientRows - 1) / kCoefficientRows;
+  }
+  if (b.out) {
+    const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
+    n = {out.data, out.stride, quantised.data, quantised.stride, b.norm_weight, static_cast<int>(b.hidden()),
+         b.norm_eps, b.round};
+    norm_blocks = b.out.rows;
+  }
+  const auto run = [&](auto kernel) {
+    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)),
+           row_threads(b.hidden()), 0, kernel, c, n, coefficient_blocks);
+  };
+  switch (b.h) {
+    case 1:
+      return run(mhc_finish_kernel<T, 1>);
+    case 2:
+      return run(mhc_finish_kernel<T, 2>);
+    case 4:
+      return run(mhc_finish_kernel<T, 4>);
+    case 8:
+      return run(mhc_finish_kernel<T, 8>);
+    default:
+      DI_CHECK(false, "{} streams: 1, 2, 4 or 8", b.h);
+  }
+}
+
+void run(Stream& stream, const Boundary& whole) {
+  for (int64_t begin = 0; begin < whole.streams.rows; begin += kRowsAtOnce) {
+    const Boundary b = whole.of_rows(begin, std::min(begin + kRowsAtOnce, whole.streams.rows));
+    float* sums = nullptr;
+    if (b.weights) {
+      sums = static_cast<float*>(cuda_stream(stream).scratch(slices_of(b) * b.streams.rows * (b.h * (b.h + 2) + 1) *
+                                                             static_cast<int64_t>(sizeof(float))));
+    }
+    with_element(b.streams.type, [&]<typename T>(T) {
+      if (is_fast(b)) {
+        pass_streams(stream, b, sums);
+      } else {
+        pass_streams_generic<T>(stream, b, sums);
+      }
+      if (b.weights || b.out) finish<T>(stream, b, sums);
+    });
+  }
+}
+
+// Read only, as the streams of a boundary without update are.
+TensorView read_only(const ConstTensorView& view) {
+  return {const_cast<std::byte*>(view.data), view.type, view.rows, view.cols, view.stride};
+}
+
+}  // namespace
+
+void mhc_coefficients(Stream& stream, const ops::MhcCoefficientsArgs& a) {
+  Boundary b;
+  b.streams = read_only(a.streams);
+  b.weights = &a.weights;
+  b.coefficients = a.out;
+  b.h = a.weights.num_streams;
+  run(stream, b);
+}
+
+void mhc_collapse(Stream& stream, const ops::MhcCollapseArgs& a) {
+  Boundary b;
+  b.streams = read_only(a.streams);
+  b.pre = a.pre;
+  b.out = a.out;
+  b.quantised = a.quantised;
+  b.norm_weight = a.norm_weight;
+  b.norm_eps = a.norm_eps;
+  b.h = a.pre.cols;
+  b.round = a.round_to_bf16;
+  run(stream, b);
+}
+
+void mhc_update(Stream& stream, const ops::MhcUpdateArgs& a) {
+  Boundary b;
+  b.streams = a.streams;
+  b.y = a.y;
+  b.post = a.post;
+  b.mix = a.mix;
+  b.h = a.post.cols;
+  b.round = a.round_to_bf16;
+  run(stream, b);
+}
+
+void mhc_boundary(Stream& stream, const ops::MhcBoundaryArgs& a) {
+  Boundary b;
+  b.streams = a.streams;
+  b.y = a.y;
+  b.pre = a.coefficients.pre;
+  b.post = a.coefficients.post;
+  b.mix = a.coefficients.mix;
+  b.out = a.out;
+  b.quantised = a.quantised;
+  b.norm_weight = a.norm_weight;
+  b.norm_eps = a.weights.norm_eps;
+  b.weights = &a.weights;
+  b.coefficients = a.coefficients;
+  b.h = a.weights.num_streams;
+  b.round = a.round_to_bf16;
+  run(stream, b);
+}
+
+}  // namespace deepinfer::cuda
