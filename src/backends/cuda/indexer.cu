@@ -42,12 +42,12 @@ void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_cou
   static_cast<void>(ready);
   // How the tiles are shared out changes no score. Few of them: one wave; many: several, for balance.
   const int64_t groups = divide_up(p.scores.rows, Shape::kQueries);
-  const int64_t tiles = divide_up(max_count, kTileKeys);
+  const int64_t steps = divide_up(max_count, kStepKeys);
   const int64_t slots = int64_t{stream.num_sms()} * Shape::kBlocksPerSm;
-  const int64_t waves = groups * tiles > 32 * slots ? 8 : 1;
-  const int64_t each = std::clamp<int64_t>(divide_up(groups * tiles, slots * waves), Shape::kWarpgroups,
-                                           Shape::kMaxTiles);
-  const dim3 grid(static_cast<unsigned>(divide_up(tiles, each)), static_cast<unsigned>(groups));
+  const int64_t waves = groups * steps > 16 * slots ? 8 : 1;
+  const int64_t each = std::clamp<int64_t>(divide_up(groups * steps, slots * waves), Shape::kWarpgroups,
+                                           Shape::kMaxSteps);
+  const dim3 grid(static_cast<unsigned>(divide_up(steps, each)), static_cast<unsigned>(groups));
   kernel<<<grid, Shape::kThreads, sizeof(Shared), stream.handle()>>>(p, static_cast<int>(each));
   DI_CUDA_CHECK_LAUNCH();
 }
@@ -123,7 +123,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
       restricts ? std::min(a.max_visible, a.candidates.cols * a.candidate_block) : a.max_visible;
   const bool scored = max_count > p.unscored;
   const bool fast = has_wgmma_shape(p);
-  const int64_t stride = divide_up(std::max<int64_t>(1, max_count), kTileKeys) * kTileKeys;
+  const int64_t stride = divide_up(std::max<int64_t>(1, max_count), kStepKeys) * kStepKeys;
   const int64_t run = builds ? a.candidate_block : kMaximaRows;
   const int64_t maxima_stride = divide_up(divide_up(stride, run), 4) * 4;
   const int64_t token_bytes = (stride + maxima_stride) * static_cast<int64_t>(sizeof(uint32_t));

@@ -50,7 +50,7 @@ struct IndexChoice {
 // Scratch for the scores of tokens [first, first + rows) of a step.
 struct IndexScores {
   uint32_t* values = nullptr;  // [rows, stride]
-  int64_t stride = 0;          // a multiple of 64
+  int64_t stride = 0;          // a multiple of 128
   uint32_t* maxima = nullptr;  // [rows, maxima_stride], over runs of a row's scores
   int64_t maxima_stride = 0;
   int64_t first = 0;

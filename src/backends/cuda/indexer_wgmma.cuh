@@ -1,8 +1,8 @@
 // Index scores of 32 heads of 128 channels on the tensor cores: BF16 products, fp32 sums.
 //
 // A block of threads takes a few neighbouring tokens and a range of keys. Its queries lie in shared memory; neighbours
-// with the same block table share their keys. Each warpgroup streams tiles of 64 keys through a ring of its own,
-// converts a tile into registers once and multiplies it with one or four queries at a time. ReLU, weights and the sum
+// with the same block table share their keys. Each warpgroup streams keys through a ring of its own, converts a tile of
+// 64 into registers once and multiplies it with one or four queries at a time. ReLU, weights and the sum
 // over heads happen in registers: a thread adds 8 heads in order, two exchanges add four threads, the same for one
 // query as for four, so a score depends on its query and key alone.
 // Floor: 68 bytes (packed keys) of memory a key of a sequence, 8192 flops a query and key.
@@ -16,16 +16,18 @@
 namespace deepinfer::cuda {
 
 inline constexpr int kIndexHeads = 32;
+inline constexpr int kStepKeys = 2 * kTileKeys;
 inline constexpr int kQueryBytes = kIndexHeads * kKeyChannels * 2;
 
-// kCopies: bulk copies a tile takes from different places. Candidates lie in blocks of 8 keys.
+// Keys come in steps of two tiles. A step's bytes lie in several places: candidates in blocks of 8 keys.
 template <ops::RowType kType, bool kCandidates>
-struct IndexTile {
+struct IndexStep {
   using Format = KeyFormat<kType>;
+  static constexpr int kKeys = kStepKeys;
   static constexpr int kKeysPerPlace = kCandidates ? 8 : kTileKeys;
-  static constexpr int kPlaces = kTileKeys / kKeysPerPlace;
+  static constexpr int kPlaces = kKeys / kKeysPerPlace;
   static constexpr bool kByRow = Format::kSharedBytes != Format::kRowBytes;
-  static constexpr int kSharedBytes = kTileKeys * Format::kSharedBytes;
+  static constexpr int kSharedBytes = kKeys * Format::kSharedBytes;
 };
 
 template <ops::RowType kType, bool kCandidates>
@@ -33,9 +35,9 @@ struct IndexShape {
   static constexpr int kQueries = kCandidates ? 1 : 8;  // tokens of a block
   static constexpr int kWarpgroups = kCandidates ? 1 : 2;
   static constexpr int kThreads = kWarpgroups * 128;
-  static constexpr int kStages = kType == ops::RowType::kE2m1Group32 ? 4 : 2;
-  static constexpr int kMaxTiles = 64;  // tiles of a token in a block
-  static constexpr int kMaxPlaces = kQueries * kMaxTiles * IndexTile<kType, kCandidates>::kPlaces;
+  static constexpr int kStages = 2;
+  static constexpr int kMaxSteps = 32;  // of a token in a block
+  static constexpr int kMaxPlaces = kQueries * kMaxSteps * IndexStep<kType, kCandidates>::kPlaces;
   static constexpr int kBlocksPerSm = kCandidates ? 4 : 2;
 };
 
@@ -43,19 +45,35 @@ template <ops::RowType kType, bool kCandidates>
 struct IndexShared {
   using Shape = IndexShape<kType, kCandidates>;
   alignas(128) std::byte queries[Shape::kQueries * kQueryBytes];
-  alignas(128) std::byte tiles[Shape::kWarpgroups][Shape::kStages][IndexTile<kType, kCandidates>::kSharedBytes];
+  alignas(128) std::byte keys[Shape::kWarpgroups][Shape::kStages][IndexStep<kType, kCandidates>::kSharedBytes];
   alignas(16) float weights[Shape::kQueries][4][8];  // half the weights of heads 8g + 2c + e, at [c][2g + e]
   uint64_t full[Shape::kWarpgroups][Shape::kStages];
   const std::byte* places[Shape::kMaxPlaces];  // where the keys of each step lie
-  int64_t count[Shape::kQueries];              // scores of each token
-  int32_t run_first[Shape::kQueries + 1];      // runs of tokens that share their keys: the first token of each
-  int32_t run_step[Shape::kQueries + 1];       // and its first step; a step is a tile of a run
+  uint32_t* values[Shape::kQueries];           // of each token
+  uint32_t* maxima[Shape::kQueries];
+  int32_t count[Shape::kQueries];              // scores of each token
+  int32_t run_begin[Shape::kQueries];          // runs of tokens that share their keys
+  int32_t run_end[Shape::kQueries];
+  int32_t run_count[Shape::kQueries];          // the most scores of any of its tokens
+  int32_t run_step[Shape::kQueries + 1];       // its first step
   int32_t num_runs;
 };
 
 // B operand without swizzle: 8 heads x 8 columns are 128 contiguous bytes, the next 8 columns follow, then 8 heads.
-__device__ __forceinline__ uint64_t query_descriptor(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{2048 >> 4} << 32;
+// The lower word, which every thread of a warp gets from the first: the instruction takes it from a uniform register.
+__device__ __forceinline__ uint32_t query_operand(const std::byte* queries) {
+  return __shfl_sync(~0u, (shared_address(queries) & 0x3ffff) >> 4 | 128u >> 4 << 16, 0);
+}
+
+// d = the 8 instructions of a tile's dot products with a query or four.
+template <int kCount>
+__device__ __forceinline__ void multiply(float (&d)[kCount], const uint32_t (&a)[32], uint32_t queries) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    Wgmma<kCount * 2>::mma(d, a + 4 * s, uint64_t{2048 >> 4} << 32 | (queries + 16 * s), s > 0);
+  }
+  wgmma_commit();
 }
 
 template <int kThreads>
@@ -100,25 +118,23 @@ __device__ __forceinline__ void load_weights(const float (&from)[8], float (&wei
   weights[4] = b.x, weights[5] = b.y, weights[6] = b.z, weights[7] = b.w;
 }
 
-// Scores of the thread's keys with `kMany` queries that begin at `queries`. Lane c % 4 of four ends with query c's (or
-// the only one's): result[0] of the first key, result[1] of the one four further.
-template <int kMany>
-__device__ __forceinline__ void score_tile(const uint32_t (&a)[32], uint32_t queries, const float (*weights)[4][8],
+// Of two sums, the one that the thread keeps, plus what the thread `distance` further kept of it.
+__device__ __forceinline__ float exchange(float even, float odd, bool is_odd, int distance) {
+  return (is_odd ? odd : even) + __shfl_xor_sync(~0u, is_odd ? even : odd, distance);
+}
+
+// Scores of a tile's keys with four queries. Of four threads that share keys, thread c ends with query c's: result[0]
+// of the first key, result[1] of the one four further.
+__device__ __forceinline__ void score_four(const uint32_t (&a)[32], uint32_t queries, const float (*weights)[4][8],
                                            float (&result)[2]) {
-  float dots[16 * kMany];
-  wgmma_fence();
-#pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    Wgmma<32 * kMany>::mma(dots, a + 4 * s, query_descriptor(queries + 256 * s), s > 0);
-  }
-  wgmma_commit();
+  float dots[64];
+  multiply(dots, a, queries);
   wgmma_wait<0>();
   wgmma_hold(dots);
-
   const int c = threadIdx.x % 4;
-  float sums[kMany][2];
+  float sums[4][2];
 #pragma unroll
-  for (int m = 0; m < kMany; ++m) {
+  for (int m = 0; m < 4; ++m) {
     float w[8];
     load_weights(weights[m][c], w);
     sums[m][0] = weigh(dots + 16 * m, 0, w);
@@ -126,47 +142,70 @@ __device__ __forceinline__ void score_tile(const uint32_t (&a)[32], uint32_t que
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if constexpr (kMany == 1) {
-      float sum = sums[0][half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      result[half] = sum + __shfl_xor_sync(~0u, sum, 2);
-    } else {
-      static_assert(kMany == 4);
-      float two[2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const float kept = c & 1 ? sums[2 * m + 1][half] : sums[2 * m][half];
-        const float given = c & 1 ? sums[2 * m][half] : sums[2 * m + 1][half];
-        two[m] = kept + __shfl_xor_sync(~0u, given, 1);
-      }
-      const float kept = c & 2 ? two[1] : two[0], given = c & 2 ? two[0] : two[1];
-      result[half] = kept + __shfl_xor_sync(~0u, given, 2);
-    }
+    const float low = exchange(sums[0][half], sums[1][half], c & 1, 1);
+    const float high = exchange(sums[2][half], sums[3][half], c & 1, 1);
+    result[half] = exchange(low, high, c & 2, 2);
   }
 }
 
-// Stores the scores of a tile that begins at score `tile_begin`, and the maxima over 8. Lanes that hold no query of
-// their own pass `mine` false.
-__device__ __forceinline__ void store_scores(const IndexScores& scores, int64_t token, bool mine, int64_t tile_begin,
-                                             int64_t count, const float (&result)[2]) {
-  const int thread = threadIdx.x % 128;
-  const int64_t i = tile_begin + first_key(thread);
+// Scores of a step's keys with one query. Thread c of four ends with the key of tile c / 2 that is 4 * (c % 2) after
+// first_key. `release` is called once the keys are in registers.
+template <ops::RowType kType, typename Release>
+__device__ __forceinline__ float score_one(const std::byte* keys, uint32_t query, const float (&weights)[4][8],
+                                           const Release& release) {
+  uint32_t a[32], b[32];
+  float first[16], second[16];
+  load_keys<kType>(keys, a);
+  multiply(first, a, query);
+  load_keys<kType>(keys + kTileKeys * KeyFormat<kType>::kSharedBytes, b);
+  release();
+  multiply(second, b, query);
+  const int c = threadIdx.x % 4;
+  float w[8];
+  load_weights(weights[c], w);
+  wgmma_wait<1>();
+  wgmma_hold(first);
+  const float low = exchange(weigh(first, 0, w), weigh(first, 1, w), c & 1, 1);
+  wgmma_wait<0>();
+  wgmma_hold(second);
+  const float high = exchange(weigh(second, 0, w), weigh(second, 1, w), c & 1, 1);
+  return exchange(low, high, c & 2, 2);
+}
+
+// Stores what score_four left, of the tile that begins at score `begin`, and the maxima over 8.
+template <typename Shared>
+__device__ __forceinline__ void store_four(const Shared& s, int query, bool valid, int begin, const float (&result)[2]) {
+  const int i = begin + first_key(threadIdx.x % 128);
+  const int count = s.count[query];
   const uint32_t first = i < count ? ordered_score(result[0]) : 0;
   const uint32_t second = i + 4 < count ? ordered_score(result[1]) : 0;
   uint32_t best = max(first, second);
   best = max(best, __shfl_xor_sync(~0u, best, 4));
   best = max(best, __shfl_xor_sync(~0u, best, 8));
-  if (!mine) return;
-  uint32_t* values = scores.of(token);
-  values[i] = first;
-  values[i + 4] = second;
-  if (thread % 16 < 4) scores.maxima_of(token)[i / kMaximaRows] = best;
+  if (!valid) return;
+  uint32_t* values = s.values[query] + i;
+  values[0] = first;
+  values[4] = second;
+  if (threadIdx.x % 16 < 4) s.maxima[query][i / kMaximaRows] = best;
+}
+
+// The same for score_one.
+template <typename Shared>
+__device__ __forceinline__ void store_one(const Shared& s, int query, int begin, float result) {
+  const int c = threadIdx.x % 4;
+  const int i = begin + first_key(threadIdx.x % 128) + c / 2 * kTileKeys + c % 2 * 4;
+  const uint32_t score = i < s.count[query] ? ordered_score(result) : 0;
+  uint32_t best = max(score, __shfl_xor_sync(~0u, score, 1));
+  best = max(best, __shfl_xor_sync(~0u, best, 4));
+  best = max(best, __shfl_xor_sync(~0u, best, 8));
+  s.values[query][i] = score;
+  if ((threadIdx.x & 13) == 0) s.maxima[query][i / kMaximaRows] = best;
 }
 
 // Runs and steps of the block. By one thread.
 template <typename Shared>
-__device__ void plan_runs(const IndexScoreParams& p, Shared& s, int64_t first_token, int num_tokens, int64_t first_tile,
-                          int64_t max_tiles) {
+__device__ void plan_runs(const IndexScoreParams& p, Shared& s, int64_t first_token, int num_tokens, int first_step,
+                          int max_steps) {
   int runs = 0, step = 0;
   for (int i = 0; i < num_tokens;) {
     if (s.count[i] == 0) {
@@ -174,90 +213,94 @@ __device__ void plan_runs(const IndexScoreParams& p, Shared& s, int64_t first_to
       continue;
     }
     std::byte* const* table = p.choice.blocks[first_token + i];
-    const int first = i;
-    int64_t longest = 0;
+    const int begin = i;
+    int longest = 0;
     for (; i < num_tokens && s.count[i] > 0 && p.choice.blocks[first_token + i] == table; ++i) {
       longest = max(longest, s.count[i]);
     }
-    const int64_t tiles = min(max_tiles, (longest + kTileKeys - 1) / kTileKeys - first_tile);
-    if (tiles <= 0) continue;
-    s.run_first[runs] = first | i << 16;
+    const int steps = min(max_steps, (longest + kStepKeys - 1) / kStepKeys - first_step);
+    if (steps <= 0) continue;
+    s.run_begin[runs] = begin;
+    s.run_end[runs] = i;
+    s.run_count[runs] = longest;
     s.run_step[runs++] = step;
-    step += static_cast<int>(tiles);
+    step += steps;
   }
   s.run_step[runs] = step;
   s.num_runs = runs;
 }
 
+// Where the keys with scores place * kKeysPerPlace and on lie. Beyond the last key: where that lies.
 template <ops::RowType kType, bool kCandidates>
-__device__ const std::byte* find_place(const IndexScoreParams& p, int64_t token, int64_t place) {
-  using Tile = IndexTile<kType, kCandidates>;
-  int64_t row = place * Tile::kKeysPerPlace;
-  if constexpr (kCandidates) {
-    const int64_t last = p.choice.num_candidates[token] - 1;
-    row = p.choice.row(token, min(place, last) * Tile::kKeysPerPlace);
-  }
+__device__ const std::byte* find_place(const IndexScoreParams& p, int64_t token, int count, int place) {
+  using Step = IndexStep<kType, kCandidates>;
+  const int last = (count - 1) / Step::kKeysPerPlace;
+  const int64_t row = p.choice.row(token, int64_t{min(place, last)} * Step::kKeysPerPlace);
   return p.choice.blocks[token][row >> p.keys.block_shift] + p.keys.offset +
          (row & ((int64_t{1} << p.keys.block_shift) - 1)) * KeyFormat<kType>::kRowBytes;
 }
 
-// Copies a tile. By the threads of a warp; the first announces the bytes.
+// Copies a step's keys. By the threads of a warp; the first announces the bytes.
 template <ops::RowType kType, bool kCandidates>
-__device__ __forceinline__ void copy_tile(const std::byte* const* places, uint32_t to, uint32_t barrier) {
-  using Tile = IndexTile<kType, kCandidates>;
+__device__ __forceinline__ void copy_step(const std::byte* const* places, uint32_t to, uint32_t barrier) {
+  using Step = IndexStep<kType, kCandidates>;
   using Format = KeyFormat<kType>;
   const int lane = threadIdx.x % 32;
-  if (lane == 0) barrier_expect(barrier, kTileKeys * Format::kRowBytes);
+  if (lane == 0) barrier_expect(barrier, Step::kKeys * Format::kRowBytes);
+  __syncwarp();
   const uint64_t policy = evict_first();
-  if constexpr (Tile::kByRow) {
-    __syncwarp();
-    for (int key = lane; key < kTileKeys; key += 32) {
+  if constexpr (Step::kByRow) {
+    for (int key = lane; key < Step::kKeys; key += 32) {
       copy_bulk(to + key * Format::kSharedBytes,
-                places[key / Tile::kKeysPerPlace] + key % Tile::kKeysPerPlace * Format::kRowBytes, Format::kRowBytes,
+                places[key / Step::kKeysPerPlace] + key % Step::kKeysPerPlace * Format::kRowBytes, Format::kRowBytes,
                 barrier, policy);
     }
   } else {
-    if constexpr (Tile::kPlaces > 1) __syncwarp();
-    constexpr int kBytes = Tile::kKeysPerPlace * Format::kRowBytes;
-    if (lane < Tile::kPlaces) copy_bulk(to + lane * kBytes, places[lane], kBytes, barrier, policy);
+    constexpr int kBytes = Step::kKeysPerPlace * Format::kRowBytes;
+    if (lane < Step::kPlaces) copy_bulk(to + lane * kBytes, places[lane], kBytes, barrier, policy);
   }
 }
 
 template <ops::RowType kType, bool kCandidates>
 __global__ void __launch_bounds__(IndexShape<kType, kCandidates>::kThreads, IndexShape<kType, kCandidates>::kBlocksPerSm)
-    index_scores_wgmma_kernel(const IndexScoreParams p, int tiles_per_block) {
+    index_scores_wgmma_kernel(const IndexScoreParams p, int steps_per_block) {
 #ifdef DI_SM90A
   using Shape = IndexShape<kType, kCandidates>;
-  using Tile = IndexTile<kType, kCandidates>;
+  using Step = IndexStep<kType, kCandidates>;
   using Shared = IndexShared<kType, kCandidates>;
   extern __shared__ __align__(128) std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int64_t first_token = p.scores.first + int64_t{blockIdx.y} * Shape::kQueries;
   const int num_tokens =
       static_cast<int>(min(int64_t{Shape::kQueries}, p.scores.first + p.scores.rows - first_token));
-  const int64_t first_tile = int64_t{blockIdx.x} * tiles_per_block;
-  if (threadIdx.x < num_tokens) s.count[threadIdx.x] = p.count(first_token + threadIdx.x);
+  const int first_step = blockIdx.x * steps_per_block;
+  if (threadIdx.x < Shape::kQueries) {
+    const int i = threadIdx.x;
+    s.count[i] = i < num_tokens ? static_cast<int32_t>(p.count(first_token + i)) : 0;
+    s.values[i] = p.scores.of(first_token + i);
+    s.maxima[i] = p.scores.maxima_of(first_token + i);
+  }
   if (threadIdx.x < Shape::kWarpgroups * Shape::kStages) {
     barrier_init(shared_address(&s.full[0][0] + threadIdx.x), 1);
     fence_barrier_init();
   }
   __syncthreads();
-  if (threadIdx.x == 0) plan_runs(p, s, first_token, num_tokens, first_tile, tiles_per_block);
+  if (threadIdx.x == 0) plan_runs(p, s, first_token, num_tokens, first_step, steps_per_block);
   __syncthreads();
-  const int num_runs = s.num_runs, num_steps = s.run_step[num_runs];
+  const int num_steps = s.run_step[s.num_runs];
   if (num_steps == 0) return;
-  for (int i = threadIdx.x, run = 0; i < num_steps * Tile::kPlaces; i += Shape::kThreads) {
-    const int step = i / Tile::kPlaces;
+  for (int i = threadIdx.x, run = 0; i < num_steps * Step::kPlaces; i += Shape::kThreads) {
+    const int step = i / Step::kPlaces;
     while (step >= s.run_step[run + 1]) ++run;
-    const int64_t tile = first_tile + step - s.run_step[run];
-    s.places[i] = find_place<kType, kCandidates>(p, first_token + (s.run_first[run] & 0xffff),
-                                                 tile * Tile::kPlaces + i % Tile::kPlaces);
+    s.places[i] = find_place<kType, kCandidates>(
+        p, first_token + s.run_begin[run], s.run_count[run],
+        (first_step + step - s.run_step[run]) * Step::kPlaces + i % Step::kPlaces);
   }
   __syncthreads();
 
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   const auto fill = [&](int step, int stage) {
-    copy_tile<kType, kCandidates>(s.places + step * Tile::kPlaces, shared_address(s.tiles[group][stage]),
+    copy_step<kType, kCandidates>(s.places + step * Step::kPlaces, shared_address(s.keys[group][stage]),
                                   shared_address(&s.full[group][stage]));
   };
   if (warp == 0) {
@@ -276,33 +319,38 @@ __global__ void __launch_bounds__(IndexShape<kType, kCandidates>::kThreads, Inde
   int run = 0;
   for (int step = group; step < num_steps; step += Shape::kWarpgroups) {
     while (step >= s.run_step[run + 1]) ++run;
-    uint32_t a[32];
+    const int begin = (first_step + step - s.run_step[run]) * kStepKeys;
+    const std::byte* keys = s.keys[group][ring.stage];
+    const auto release = [&] {
+      sync_threads(1 + group, 128);
+      const int next = step + Shape::kStages * Shape::kWarpgroups;
+      if (warp == 0 && next < num_steps) fill(next, ring.stage);
+    };
     barrier_wait(shared_address(&s.full[group][ring.stage]), ring.use);
-    load_keys<kType>(s.tiles[group][ring.stage], a);
-    sync_threads(1 + group, 128);
-    const int next = step + Shape::kStages * Shape::kWarpgroups;
-    if (warp == 0 && next < num_steps) fill(next, ring.stage);
-    ring.advance(Shape::kStages);
-
-    const int64_t tile_begin = (first_tile + step - s.run_step[run]) * kTileKeys;
-    int token = s.run_first[run] & 0xffff;
-    const int end = s.run_first[run] >> 16;
-    const int c = threadIdx.x % 4;
-    float result[2];
-    if constexpr (Shape::kQueries >= 4) {
-      for (; end - token > 1; token += 4) {
-        // Queries beyond the run are whatever lies there; the queries of a block of tokens are a multiple of four.
-        const int begin = min(token, Shape::kQueries - 4);
-        score_tile<4>(a, shared_address(s.queries + begin * kQueryBytes), s.weights + begin, result);
-        const int mine = begin + c;
-        const bool valid = mine >= token && mine < end;
-        store_scores(p.scores, first_token + mine, valid, tile_begin, valid ? s.count[mine] : 0, result);
+    const int first_query = s.run_begin[run], end = s.run_end[run];
+    if (kCandidates || end - first_query == 1) {
+      const float result = score_one<kType>(keys, query_operand(s.queries + first_query * kQueryBytes),
+                                            s.weights[first_query], release);
+      store_one(s, first_query, begin, result);
+    } else if constexpr (!kCandidates) {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        uint32_t a[32];
+        load_keys<kType>(keys + half * kTileKeys * KeyFormat<kType>::kSharedBytes, a);
+        if (half == 1) release();
+        const int tile_begin = begin + half * kTileKeys;
+        if (tile_begin >= s.run_count[run]) continue;
+#pragma unroll 1
+        for (int query = first_query; query < end; query += 4) {
+          // Neighbours that are not of the run take part, and their results are dropped.
+          const int four = min(query, Shape::kQueries - 4), mine = four + threadIdx.x % 4;
+          float result[2];
+          score_four(a, query_operand(s.queries + four * kQueryBytes), s.weights + four, result);
+          store_four(s, mine, mine >= query && mine < end, tile_begin, result);
+        }
       }
     }
-    for (; token < end; ++token) {
-      score_tile<1>(a, shared_address(s.queries + token * kQueryBytes), s.weights + token, result);
-      store_scores(p.scores, first_token + token, c == 0, tile_begin, s.count[token], result);
-    }
+    ring.advance(Shape::kStages);
   }
 #endif
 }

@@ -159,7 +159,7 @@ TEST_F(IndexSelect, ScoresAreTheSameBitsInAnyCompany) {
     for (int64_t i = 0; i < 5; ++i) tokens.push_back({static_cast<int>(i % 2), length - 1});
     const auto n = static_cast<int64_t>(tokens.size());
     const Floats q = random_values(n * heads_ * width_, 1, ElementType::kBf16), weights = random_values(n * heads_);
-    const int64_t stride = (length + 63) / 64 * 64;
+    const int64_t stride = (length + 127) / 128 * 128;
     const auto scores = [&](int64_t rows) {
       std::vector<uint32_t> out(rows * stride);
       EXPECT_TRUE(stream().synchronize().ok());
@@ -179,7 +179,7 @@ TEST_F(IndexSelect, ScoresAreTheSameBitsInAnyCompany) {
         ASSERT_TRUE(std::equal(part.rows.begin(), part.rows.end(), all.rows.begin() + first * top_k_));
         int64_t longest = 0;
         for (int64_t t = first; t < first + count; ++t) longest = std::max(longest, visible(tokens[t]));
-        if ((longest + 63) / 64 * 64 != stride) continue;  // laid out differently; its selection was compared
+        if ((longest + 127) / 128 * 128 != stride) continue;  // laid out differently; its selection was compared
         const std::vector<uint32_t> apart = scores(count);
         for (int64_t t = 0; t < count; ++t) {
           for (int64_t r = 0; r < visible(tokens[first + t]); ++r) {
