@@ -17,7 +17,7 @@ namespace sampling {
 namespace {
 
 constexpr double kGreedyBelow = 1e-5;
-constexpr int kLargestListedTopK = 112;  // eight lists of the best 112 rarely have more than 1024 entries
+constexpr int kLargestListedTopK = 96;  // eight lists of the best 96 rarely have more than 1024 entries
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // The best id of a thread: the lowest among equals, if it is asked in ascending order.
@@ -89,10 +89,7 @@ __device__ void list_candidates(const Row& row, uint32_t thread_key, int k) {
   if (thread_key >= least) {
     for (uint32_t i = threadIdx.x * 4; i < row.count; i += kThreads * 4) {
       for (uint32_t j = i; j < i + 4; ++j) {  // beyond the last id: -infinity
-        const uint32_t key = key_of(s.values[j]);
-        if (key < least) continue;
-        const uint32_t at = atomicAdd(&s.num_listed, 1);
-        if (at < kListSize) s.list[at] = static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(~(row.first_id + j));
+        if (key_of(s.values[j]) >= least) append(s, s.values[j], row.first_id + j);
       }
     }
   }
@@ -131,46 +128,31 @@ __device__ Summary merge(const Shared& s) {
   return all;
 }
 
-// Descending; `size` a power of two from 64 to 2 * kThreads. Pairs at most 32 apart stay within a warp.
-__device__ void sort_descending(uint64_t* list, uint32_t size) {
-  for (uint32_t length = 2; length <= size; length *= 2) {
-    for (uint32_t step = length / 2; step > 0; step /= 2) {
-      if (threadIdx.x < size / 2) {
-        const uint32_t i = 2 * threadIdx.x - (threadIdx.x & (step - 1));
-        const uint64_t a = list[i], b = list[i + step];
-        if (a < b == ((i & length) == 0)) list[i] = b, list[i + step] = a;
-      }
-      const uint32_t next = step > 1 ? step / 2 : length;
-      if (step > 32 || next > 32) {
-        __syncthreads();
-      } else {
-        __syncwarp();
-      }
-    }
-  }
-  __syncthreads();
-}
-
 // In the first block, the sorted list of a row whose best k are all in it: filters and race. The token in thread 0.
 __device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint32_t size, uint32_t low_key) {
   Shared& s = *row.shared;
-  static_assert(kListSize <= 2 * kThreads);
+  constexpr uint32_t kEach = kListSize / kThreads;
   const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(list[i] >> 32); };
   const float best = value_of(key_at(0));
   uint32_t kept = 0;
-  for (uint32_t i = threadIdx.x; i < 2 * kThreads; i += kThreads) {
+  for (uint32_t e = 0; e < kEach; ++e) {
+    const uint32_t i = e * kThreads + threadIdx.x;
     kept += __syncthreads_count(i < size && key_at(i) >= low_key);
   }
   kept = min(kept, static_cast<uint32_t>(row.top_k));
   if (row.top_p < 1) {
-    const uint32_t i = 2 * threadIdx.x;
-    const uint64_t first = i < kept ? weight_of(value_of(key_at(i)), best, row.temperature) : 0;
-    const uint64_t second = i + 1 < kept ? weight_of(value_of(key_at(i + 1)), best, row.temperature) : 0;
-    uint64_t total;
-    const uint64_t before = exclusive_scan(s, first + second, total);
+    const uint32_t first = kEach * threadIdx.x;
+    uint64_t weights[kEach], mine = 0, total;
+    for (uint32_t e = 0; e < kEach; ++e) {
+      weights[e] = first + e < kept ? weight_of(value_of(key_at(first + e)), best, row.temperature) : 0;
+      mine += weights[e];
+    }
+    uint64_t before = exclusive_scan(s, mine, total);
     const uint64_t target = top_p_target(total, row.top_p);
-    if (before < target && target <= before + first) s.num_listed = i + 1;
-    if (before + first < target && target <= before + first + second) s.num_listed = i + 2;
+    for (uint32_t e = 0; e < kEach; ++e) {
+      if (before < target && target <= before + weights[e]) s.num_listed = first + e + 1;
+      before += weights[e];
+    }
     __syncthreads();
     kept = s.num_listed;
   }
@@ -197,11 +179,7 @@ __device__ void finish_from_lists(const Row& row, uint32_t total, uint32_t low_k
   cluster.sync();
   if (row.rank != 0) return;
   list = reinterpret_cast<uint64_t*>(s.values);
-  uint32_t size = 64;
-  while (size < total) size *= 2;
-  for (uint32_t i = total + threadIdx.x; i < size; i += kThreads) list[i] = 0;
-  __syncthreads();
-  sort_descending(list, size);
+  sort_descending(list, total);
   const uint32_t id = choose_from_list(row, list, total, low_key);
   if (threadIdx.x == 0) *token = static_cast<int32_t>(id);
 }
@@ -232,7 +210,7 @@ __device__ void finish_by_selection(const Row& row, Filter filter, float best, u
 
 // Grid: (kCluster, rows). One row a cluster.
 template <bool kAligned>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
     sample_kernel(const ops::SampleArgs args, uint32_t chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);

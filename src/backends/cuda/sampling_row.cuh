@@ -15,7 +15,7 @@ namespace deepinfer::cuda::sampling {
 
 namespace cg = cooperative_groups;
 
-inline constexpr int kThreads = 512;
+inline constexpr int kThreads = 256;  // three blocks a multiprocessor fit by their registers and by their logits
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kCluster = 8;       // blocks a row, for any number of rows
 inline constexpr int kBins = 1024;       // of a histogram
@@ -92,6 +92,37 @@ struct Row {
   int64_t position;
   int32_t top_k;
 };
+
+// Puts a candidate on the block's list, or counts it only if the list is full.
+__device__ inline void append(Shared& s, float x, uint32_t id) {
+  const uint32_t at = atomicAdd(&s.num_listed, 1);
+  if (at < kListSize) s.list[at] = static_cast<uint64_t>(key_of(x)) << 32 | static_cast<uint32_t>(~id);
+}
+
+// Sorts a list's first `count` entries, largest first; what lies behind up to the next power of two (64 at least)
+// becomes 0. Called by the whole block, once the list is complete.
+__device__ inline void sort_descending(uint64_t* list, uint32_t count) {
+  uint32_t size = 64;
+  while (size < count) size *= 2;
+  for (uint32_t i = count + threadIdx.x; i < size; i += kThreads) list[i] = 0;
+  __syncthreads();
+  for (uint32_t length = 2; length <= size; length *= 2) {
+    for (uint32_t step = length / 2; step > 0; step /= 2) {
+      for (uint32_t pair = threadIdx.x; pair < size / 2; pair += kThreads) {
+        const uint32_t i = 2 * pair - (pair & (step - 1));
+        const uint64_t a = list[i], b = list[i + step];
+        if (a < b == ((i & length) == 0)) list[i] = b, list[i + step] = a;
+      }
+      const uint32_t next = step > 1 ? step / 2 : length;
+      if (step > 32 || next > 32) {
+        __syncthreads();
+      } else {
+        __syncwarp();  // pairs at most 32 apart stay within a warp
+      }
+    }
+  }
+  __syncthreads();
+}
 
 // f(target block's shared memory) for every block of the cluster, each call by one thread.
 template <typename Tell>

@@ -1,6 +1,7 @@
 // Narrows a row's filter to the best ids whose count (top-k) or probability (top-p) reaches a target: larger logits
-// first, ties by the lower id. No sort: a histogram over slices of the logits finds the slice in which the target is
-// reached, further ones over the keys inside it find the logit, and a count of ties finds the id.
+// first, ties by the lower id. A histogram over slices of the logits finds the slice in which the target is reached; its
+// ids are sorted if they are few. Else further histograms over the keys inside it find the logit, and a count of ties
+// the id. All ways give the same filter.
 //
 // Probabilities are fixed-point numbers of 2^-44, so that their sums are exact.
 #pragma once
@@ -56,23 +57,27 @@ __device__ inline void clear_histogram(Shared& s) {
 
 // Adds the histograms of all blocks and finds where their sum reaches target_of(total). With `may_keep_all`, bin kBins
 // says that it does not exceed it.
-template <typename Target>
+template <bool kWeighted, typename Target>
 __device__ Crossing find_crossing(const Row& row, bool may_keep_all, Target&& target_of) {
   const cg::cluster_group cluster = cg::this_cluster();
   Shared& s = *row.shared;
   cluster.sync();
   if (row.rank == 0) {
     constexpr int kEach = kBins / kThreads;
-    uint64_t bins[kEach], mine = 0, total;
-    for (int b = 0; b < kEach; ++b) {
-      bins[b] = 0;
-      for (int block = 0; block < kCluster; ++block) {
-        const Shared& other = *cluster.map_shared_rank(row.shared, block);
-        const int bin = threadIdx.x * kEach + b;
-        bins[b] += other.histogram.low[bin] + (static_cast<uint64_t>(other.histogram.high[bin]) << 32);
+    static_assert(kEach == 4);  // a thread's bins are one load
+    uint64_t bins[kEach] = {}, mine = 0, total;
+#pragma unroll
+    for (int block = 0; block < kCluster; ++block) {
+      const auto& other = cluster.map_shared_rank(row.shared, block)->histogram;
+      const uint4 low = reinterpret_cast<const uint4*>(other.low)[threadIdx.x];
+      bins[0] += low.x, bins[1] += low.y, bins[2] += low.z, bins[3] += low.w;
+      if constexpr (kWeighted) {
+        const uint4 high = reinterpret_cast<const uint4*>(other.high)[threadIdx.x];
+        bins[0] += static_cast<uint64_t>(high.x) << 32, bins[1] += static_cast<uint64_t>(high.y) << 32;
+        bins[2] += static_cast<uint64_t>(high.z) << 32, bins[3] += static_cast<uint64_t>(high.w) << 32;
       }
-      mine += bins[b];
     }
+    for (int b = 0; b < kEach; ++b) mine += bins[b];
     uint64_t before = exclusive_scan(s, mine, total);
     const uint64_t target = target_of(total);
     Crossing found{kBins, 0, 0, 0, target};
@@ -138,6 +143,59 @@ __device__ uint32_t find_nth(const Row& row, uint64_t take, Belongs&& belongs) {
   return s.id_limit;
 }
 
+// If not too many ids belong: sorts them in the first block and finds the one with which the sum of `measure` over them
+// reaches `target`. All blocks get the filter that ends there.
+template <typename Belongs, typename Measure>
+__device__ bool narrow_by_sorting(const Row& row, uint64_t target, Filter& result, Belongs&& belongs,
+                                  Measure&& measure) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  Shared& s = *row.shared;
+  if (threadIdx.x == 0) s.num_listed = 0;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
+    if (belongs(key_of(s.values[i]), row.first_id + i, s.values[i])) append(s, s.values[i], row.first_id + i);
+  }
+  __syncthreads();
+  const uint32_t mine = s.num_listed;
+  tell_all(row, [&](Shared& other) { other.ties[row.rank] = min(mine, kListSize + 1); });
+  cluster.sync();
+  uint32_t total = 0, offset = 0;
+  for (uint32_t block = 0; block < kCluster; ++block) {
+    if (block == row.rank) offset = total;
+    total += s.ties[block];
+  }
+  if (total > kListSize) return false;
+  if (row.rank != 0) {  // behind the first block's own
+    uint64_t* list = cluster.map_shared_rank(row.shared, 0)->list;
+    for (uint32_t i = threadIdx.x; i < mine; i += kThreads) list[offset + i] = s.list[i];
+  }
+  cluster.sync();
+  if (row.rank == 0) {
+    sort_descending(s.list, total);
+    constexpr uint32_t kEach = kListSize / kThreads;
+    const uint32_t first = kEach * threadIdx.x;
+    uint64_t amounts[kEach], sum = 0, all;
+    for (uint32_t e = 0; e < kEach; ++e) {
+      amounts[e] = first + e < total ? measure(value_of(static_cast<uint32_t>(s.list[first + e] >> 32))) : 0;
+      sum += amounts[e];
+    }
+    uint64_t before = exclusive_scan(s, sum, all);
+    for (uint32_t e = 0; e < kEach; ++e) {
+      if (before < target && target <= before + amounts[e]) {
+        const uint64_t last = s.list[first + e];
+        for (int block = 0; block < kCluster; ++block) {
+          Shared& other = *cluster.map_shared_rank(row.shared, block);
+          other.low_keys[0] = static_cast<uint32_t>(last >> 32), other.id_limit = ~static_cast<uint32_t>(last);
+        }
+      }
+      before += amounts[e];
+    }
+  }
+  cluster.sync();
+  result = {s.low_keys[0], s.id_limit};
+  return true;
+}
+
 // Called by all blocks of the cluster. target_of(total) with `total` over the ids that `filter` keeps.
 template <bool kWeighted, typename Target>
 __device__ Filter narrow(const Row& row, const Filter& filter, float best, Target&& target_of) {
@@ -160,19 +218,22 @@ __device__ Filter narrow(const Row& row, const Filter& filter, float best, Targe
   };
 
   add_all([](uint32_t) { return true; }, [&](uint32_t, float x) { return slice_of(x); });
-  Crossing crossing = find_crossing(row, true, target_of);
+  Crossing crossing = find_crossing<kWeighted>(row, true, target_of);
   if (crossing.bin == kBins) return filter;
   uint64_t remaining = crossing.target - crossing.before;
-  uint32_t low, high;
-  find_range(row, low, high, [&](uint32_t key, uint32_t id, float x) {
+  const auto is_in_slice = [&](uint32_t key, uint32_t id, float x) {
     return filter.keeps(key, id) && slice_of(x) == crossing.bin;
-  });
+  };
+  Filter result;
+  if (narrow_by_sorting(row, remaining, result, is_in_slice, measure)) return result;
+  uint32_t low, high;
+  find_range(row, low, high, is_in_slice);
   while (low < high) {
     const int shift = max(0, 32 - __clz(high - low) - 10);
     static_assert(kBins == 1 << 10);
     add_all([&](uint32_t key) { return key >= low && key <= high; },
             [&](uint32_t key, float) { return (high - key) >> shift; });
-    crossing = find_crossing(row, false, [&](uint64_t) { return remaining; });
+    crossing = find_crossing<kWeighted>(row, false, [&](uint64_t) { return remaining; });
     remaining -= crossing.before;
     high -= crossing.bin << shift;
     low = high - min((1u << shift) - 1, high - low);
@@ -180,7 +241,7 @@ __device__ Filter narrow(const Row& row, const Filter& filter, float best, Targe
 
   const uint64_t each = measure(value_of(low));
   const uint64_t take = (remaining + each - 1) / each;
-  Filter result{low, low == filter.low_key ? filter.id_limit : kNoId};
+  result = {low, low == filter.low_key ? filter.id_limit : kNoId};
   if (take < crossing.inside / each) {
     result.id_limit = find_nth(row, take, [&](uint32_t key, uint32_t id) { return key == low && filter.keeps(key, id); });
   }

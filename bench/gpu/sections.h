@@ -1,0 +1,34 @@
+// The parts of the benchmark: each times its ops through the op table, checks a few outputs against reference.h with
+// outputs poisoned before, and adds rows to the card's results. An op that the table lacks is named there as missing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backends/cuda/cuda_bench_tools.h"
+#include "gpu/card.h"
+#include "gpu/random_weights.h"
+
+namespace deepinfer::bench {
+
+struct Parts {
+  Card& card;
+  SliceWeights& weights;
+  cuda::VendorGemm* vendor = nullptr;  // null: not installed
+  bool is_quick = false;               // fewer sizes
+};
+
+void measure_ceilings(Parts& parts);
+void bench_linear(Parts& parts);
+void bench_experts(Parts& parts);
+void bench_attention(Parts& parts);
+void bench_indexer(Parts& parts);
+void bench_mhc(Parts& parts);
+void bench_head(Parts& parts);  // and sampling
+// Layers of every kind, Engram and head as the model calls them; then whole steps composed of them.
+void bench_layers(Parts& parts);
+
+// The first of `ops` (name, whether it is there) that is absent, as a row's check; empty if all are there.
+std::string missing(const std::vector<std::pair<const char*, bool>>& ops);
+
+}  // namespace deepinfer::bench
