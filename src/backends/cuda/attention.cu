@@ -3,13 +3,20 @@
 #include "backends/cuda/kernels.h"
 
 namespace deepinfer::cuda {
+namespace {
+
+constexpr int64_t kFewTokens = 16;  // eight multiprocessors each
+
+}  // namespace
 
 void attention(Stream& stream, const ops::AttentionArgs& args) {
   if (args.q.rows == 0) return;
-  if (attention_tiled_takes(args)) {
-    attention_tiled(stream, args);
-  } else {
+  if (!attention_tiled_takes(args)) {
     attention_simple(stream, args);
+  } else if (args.q.rows <= kFewTokens) {
+    attention_cluster(stream, args);
+  } else {
+    attention_tiled(stream, args);
   }
 }
 

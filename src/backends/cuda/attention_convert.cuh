@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backends/cuda/attention_mma.cuh"
+#include "backends/cuda/pipeline.cuh"
 #include "ops/row_table.h"
 
 namespace deepinfer::cuda {
@@ -21,10 +22,10 @@ __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   return product;
 }
 __device__ __forceinline__ uint4 load_row16(const std::byte* p) { return __ldg(reinterpret_cast<const uint4*>(p)); }
-__device__ __forceinline__ uint2 load_row8(const std::byte* p) { return __ldg(reinterpret_cast<const uint2*>(p)); }
 __device__ __forceinline__ void store_unit(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+__device__ __forceinline__ void store_unit(uint32_t to, const uint4& x) { store_unit(to, x.x, x.y, x.z, x.w); }
 // A BF16 power of two, in both halves.
 __device__ __forceinline__ constexpr uint32_t two_to(int exponent) { return ((127u + exponent) << 7) * 0x10001u; }
 
@@ -43,37 +44,25 @@ __device__ __forceinline__ uint32_t e2m1_bits(uint32_t word) {
   return (sign & 0x80008000u) | (rest & 0x01C001C0u);
 }
 
-// What a thread holds of a row: a quarter of the row, half of the half that is converted. Of the two threads of a row,
-// `part` 0 takes the even 16-byte pieces and 1 the odd ones.
-struct RowPiece {
-  uint4 codes[8];
-  uint4 scales;
-};
+// Rows by what a thread converts of them. Two threads share a row of 64: `part` 0 takes the even 16-byte pieces of its
+// codes and 1 the odd ones, of the half of the columns that is converted.
+enum class RowKind { kNone, kE4m3, kE2m1 };
 
-// 512 E4M3 codes, 16 E8M0 scales.
-struct E4m3Rows {
-  static __device__ __forceinline__ void load(RowPiece& piece, const std::byte* row, int half, int part) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) piece.codes[j] = load_row16(row + half * 256 + (2 * j + part) * 16);
-    const uint2 scales = load_row8(row + 512 + half * 8);
-    piece.scales.x = scales.x;
-    piece.scales.y = scales.y;
+// 512 E4M3 codes, 16 E8M0 scales. Piece j of 8: 16 columns, half a group.
+struct E4m3Half {
+  static constexpr int kPieces = 8;
+  static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
+                                                 int part, int j) {
+    const uint32_t byte = __byte_perm(j < 4 ? scales.x : scales.y, 0, 0x4440 | (j & 3));
+    const uint32_t scale = byte * 0x00800080u;  // the exponent of a BF16, in both halves
+    const int unit = (2 * j + part) * 2;
+    const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
+    const uint4 a = convert8(codes.x, codes.y, scale), b = convert8(codes.z, codes.w, scale);
+    store_unit(unit_address(tile, row, unit & 7), a);
+    store_unit(unit_address(tile, row, (unit & 7) + 1), b);
   }
-  // Piece j: 16 columns, half a group.
-  static __device__ __forceinline__ void convert(const RowPiece& piece, uint32_t tiles, int row, int part) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t byte = __byte_perm(j < 4 ? piece.scales.x : piece.scales.y, 0, 0x4440 | (j & 3));
-      const uint32_t scale = byte * (0x00800080u);  // the exponent of a BF16, in both halves
-      const int unit = (2 * j + part) * 2;
-      const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
-      convert8(unit_address(tile, row, unit & 7), piece.codes[j].x, piece.codes[j].y, scale);
-      convert8(unit_address(tile, row, (unit & 7) + 1), piece.codes[j].z, piece.codes[j].w, scale);
-    }
-  }
-  static __device__ __forceinline__ void convert8(uint32_t to, uint32_t low, uint32_t high, uint32_t scale) {
-    store_unit(to, value<0, 1>(low, scale), value<2, 3>(low, scale), value<0, 1>(high, scale),
-               value<2, 3>(high, scale));
+  static __device__ __forceinline__ uint4 convert8(uint32_t low, uint32_t high, uint32_t scale) {
+    return {value<0, 1>(low, scale), value<2, 3>(low, scale), value<0, 1>(high, scale), value<2, 3>(high, scale)};
   }
   // Two steps: a scale of 2^16 and more would not bear the whole factor.
   template <int kLow, int kHigh>
@@ -82,44 +71,113 @@ struct E4m3Rows {
   }
 };
 
-// 512 E2M1 codes, 32 E4M3 scales.
-struct E2m1Rows {
-  static __device__ __forceinline__ void load(RowPiece& piece, const std::byte* row, int half, int part) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) piece.codes[j] = load_row16(row + half * 128 + (2 * j + part) * 16);
-    piece.scales = load_row16(row + 256 + half * 16);
+// 512 E2M1 codes, 32 E4M3 scales. Piece j of 4: 32 columns, two groups.
+struct E2m1Half {
+  static constexpr int kPieces = 4;
+  static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
+                                                 int part, int j) {
+    // Scales 4j + 2 part and the next.
+    const uint32_t word = j == 0 ? scales.x : (j == 1 ? scales.y : (j == 2 ? scales.z : scales.w));
+    uint32_t first, second;
+    factors(part == 0 ? word : word >> 16, first, second);
+    const int unit = (2 * j + part) * 4;
+    const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
+    // All values before the first store: a store holds its registers for a while.
+    const uint4 a = convert8(codes.x, first), b = convert8(codes.y, first);
+    const uint4 c = convert8(codes.z, second), d = convert8(codes.w, second);
+    store_unit(unit_address(tile, row, unit & 7), a);
+    store_unit(unit_address(tile, row, (unit & 7) + 1), b);
+    store_unit(unit_address(tile, row, (unit & 7) + 2), c);
+    store_unit(unit_address(tile, row, (unit & 7) + 3), d);
   }
-  // Piece j: 32 columns, two groups.
-  static __device__ __forceinline__ void convert(const RowPiece& piece, uint32_t tiles, int row, int part) {
-    const uint32_t words[4] = {piece.scales.x, piece.scales.y, piece.scales.z, piece.scales.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      // Scales 2 (2j + part) and the next, times 2^118.
-      const uint32_t pair = e4m3_bits<0, 1>(part == 0 ? words[j] : words[j] >> 16);
-      const uint32_t scales = multiply_bf16(multiply_bf16(pair, two_to(119)), two_to(119));
-      const uint32_t first = __byte_perm(scales, 0, 0x1010), second = __byte_perm(scales, 0, 0x3232);
-      const int unit = (2 * j + part) * 4;
-      const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
-      convert8(unit_address(tile, row, unit & 7), piece.codes[j].x, first);
-      convert8(unit_address(tile, row, (unit & 7) + 1), piece.codes[j].y, first);
-      convert8(unit_address(tile, row, (unit & 7) + 2), piece.codes[j].z, second);
-      convert8(unit_address(tile, row, (unit & 7) + 3), piece.codes[j].w, second);
-    }
+  // Two scales, lower bytes of `codes`, as factors of what e2m1_bits gives: times 2^118, in both halves of a word.
+  static __device__ __forceinline__ void factors(uint32_t codes, uint32_t& first, uint32_t& second) {
+    const uint32_t pair = multiply_bf16(multiply_bf16(e4m3_bits<0, 1>(codes), two_to(119)), two_to(119));
+    first = __byte_perm(pair, 0, 0x1010);
+    second = __byte_perm(pair, 0, 0x3232);
   }
-  static __device__ __forceinline__ void convert8(uint32_t to, uint32_t word, uint32_t scale) {
+  static __device__ __forceinline__ uint4 convert8(uint32_t word, uint32_t scale) {
     const uint32_t v04 = multiply_bf16(e2m1_bits<0>(word), scale), v15 = multiply_bf16(e2m1_bits<1>(word), scale);
     const uint32_t v26 = multiply_bf16(e2m1_bits<2>(word), scale), v37 = multiply_bf16(e2m1_bits<3>(word), scale);
-    store_unit(to, __byte_perm(v04, v15, 0x5410), __byte_perm(v26, v37, 0x5410), __byte_perm(v04, v15, 0x7632),
-               __byte_perm(v26, v37, 0x7632));
+    return {__byte_perm(v04, v15, 0x5410), __byte_perm(v26, v37, 0x5410), __byte_perm(v04, v15, 0x7632),
+            __byte_perm(v26, v37, 0x7632)};
   }
 };
 
-__device__ __forceinline__ void clear_row(uint32_t tiles, int row, int part) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int unit = 2 * i + part;
-    store_unit(unit_address(tiles + (unit >> 3) * kTileBytes, row, unit & 7), 0, 0, 0, 0);
+__device__ __forceinline__ uint4 load_unit(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+// A row's place in shared memory between its bulk copy and its conversion: an E2M1 row as it is, or a half of an E4M3
+// row's codes and then all its scales. 16 bytes more than either, so that eight rows meet all banks.
+inline constexpr int kSlotBytes = 288 + 16;
+
+__device__ __forceinline__ uint32_t slot_bytes(RowKind kind, int half) {
+  return kind == RowKind::kE4m3 ? 256 + 16 : (kind == RowKind::kE2m1 && half == 0 ? 288 : 0);
+}
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// What half `half` needs and the slot does not hold: of an E2M1 row nothing after half 0.
+__device__ __forceinline__ void copy_to_slot(uint32_t slot, const std::byte* row, RowKind kind, int half,
+                                             uint32_t barrier) {
+  if (kind == RowKind::kE4m3) {
+    copy_bytes(slot, row + half * 256, 256, barrier);
+    copy_bytes(slot + 256, row + 512, 16, barrier);
+  } else if (kind == RowKind::kE2m1 && half == 0) {
+    copy_bytes(slot, row, 288, barrier);
   }
 }
+
+// The registers of a thread that converts: both halves of an E2M1 row, or one half of an E4M3 row.
+struct RowPiece {
+  static constexpr int kNarrow = E2m1Half::kPieces + 1;
+  uint4 r[2 * kNarrow];
+
+  // Takes what the slot holds, which is free then.
+  __device__ __forceinline__ void take(uint32_t slot, RowKind kind, int half, int part) {
+    if (kind == RowKind::kE4m3) {
+#pragma unroll
+      for (int j = 0; j < E4m3Half::kPieces; ++j) r[j] = load_unit(slot + (2 * j + part) * 16);
+      r[E4m3Half::kPieces] = load_unit(slot + 256);
+    } else if (kind == RowKind::kE2m1 && half == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int j = 0; j < E2m1Half::kPieces; ++j) {
+          r[h * kNarrow + j] = load_unit(slot + h * 128 + (2 * j + part) * 16);
+        }
+        r[h * kNarrow + E2m1Half::kPieces] = load_unit(slot + 256 + h * 16);
+      }
+    }
+  }
+  template <int kHalf>
+  __device__ __forceinline__ void convert(RowKind kind, uint32_t tiles, int row, int part) const {
+    if (kind == RowKind::kE2m1) {
+#pragma unroll
+      for (int j = 0; j < E2m1Half::kPieces; ++j) {
+        E2m1Half::convert(r[kHalf * kNarrow + j], r[kHalf * kNarrow + E2m1Half::kPieces], tiles, row, part, j);
+      }
+    } else if (kind == RowKind::kE4m3) {
+      const uint4 all = r[E4m3Half::kPieces];
+      const uint4 scales = kHalf == 0 ? all : uint4{all.z, all.w, 0, 0};
+#pragma unroll
+      for (int j = 0; j < E4m3Half::kPieces; ++j) E4m3Half::convert(r[j], scales, tiles, row, part, j);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int unit = 2 * i + part;
+        store_unit(unit_address(tiles + (unit >> 3) * kTileBytes, row, unit & 7), 0, 0, 0, 0);
+      }
+    }
+  }
+};
 
 }  // namespace deepinfer::cuda

@@ -12,5 +12,7 @@ void attention_simple(Stream& stream, const ops::AttentionArgs& args);
 // BF16 on the tensor cores: 64 heads of 512 channels, of which the last 64 are rotated or none.
 bool attention_tiled_takes(const ops::AttentionArgs& args);
 void attention_tiled(Stream& stream, const ops::AttentionArgs& args);
+// The same bits sooner, for few tokens.
+void attention_cluster(Stream& stream, const ops::AttentionArgs& args);
 
 }  // namespace deepinfer::cuda

@@ -28,7 +28,7 @@ struct AttentionParams {
   const float *cosine, *sine;
   int64_t cosine_stride, sine_stride;
   int64_t window_row_bytes, compressed_row_bytes;
-  int num_tokens, num_heads, head_dim, num_pairs;
+  int num_tokens, num_heads, head_dim, num_pairs, num_selectable;
   bool round_to_bf16;
 };
 
@@ -54,6 +54,7 @@ inline AttentionParams params_of(const ops::AttentionArgs& a) {
   p.num_tokens = static_cast<int>(a.q.rows);
   p.num_heads = static_cast<int>(a.num_heads);
   p.head_dim = static_cast<int>(a.q.cols / a.num_heads);
+  p.num_selectable = static_cast<int>(a.selected.cols);
   p.num_pairs = a.cosine.data == nullptr ? 0 : static_cast<int>(a.cosine.cols);
   p.window_row_bytes = ops::row_bytes(p.window.type, p.head_dim);
   p.compressed_row_bytes = ops::row_bytes(p.compressed.type, p.head_dim);
@@ -67,16 +68,19 @@ struct KeyList {
   int num_keys = 0;  // 0: a padding row
 };
 
-__device__ inline KeyList key_list(const AttentionParams& p, int token) {
+// `first`: the token's first_window_row. Requires: position >= 0.
+__device__ inline KeyList make_key_list(int64_t position, int64_t first, int num_selected, int64_t window_size) {
   KeyList list;
-  const int64_t position = p.positions[token];
-  if (position < 0) return list;
-  const int64_t oldest = position + 1 - p.window_size;
-  const int64_t asked = p.first_window_row == nullptr ? 0 : p.first_window_row[token];
-  list.first_window_row = max(max(oldest, int64_t{0}), asked > position ? int64_t{0} : asked);
+  list.first_window_row = max(max(position + 1 - window_size, int64_t{0}), first > position ? int64_t{0} : first);
   list.num_window = static_cast<int>(position + 1 - list.first_window_row);
-  list.num_keys = list.num_window + (p.compressed.blocks == nullptr ? 0 : p.num_selected[token]);
+  list.num_keys = list.num_window + num_selected;
   return list;
+}
+__device__ inline KeyList key_list(const AttentionParams& p, int token) {
+  const int64_t position = p.positions[token];
+  const int64_t first = p.first_window_row == nullptr ? 0 : p.first_window_row[token];
+  const int num_selected = p.compressed.blocks == nullptr ? 0 : p.num_selected[token];
+  return position < 0 ? KeyList() : make_key_list(position, first, num_selected, p.window_size);
 }
 
 // `bytes` of a row.

@@ -5,40 +5,37 @@
 // A thread block takes token after token. Its four warpgroups are a pipeline over blocks of 64 keys, two of which are in
 // shared memory: rows to tiles (attention_convert.cuh); scores and weights; the weighted sum of the left and of the
 // right half of the channels. All heads are one tile of 64 rows, so nothing but the query's own keys enters its sums.
-#include <cuda_bf16.h>
-
+#include <algorithm>
 #include <cmath>
 
-#include "backends/cuda/attention_convert.cuh"
 #include "backends/cuda/attention_kernels.h"
-#include "backends/cuda/attention_keys.cuh"
 #include "backends/cuda/attention_mma.cuh"
+#include "backends/cuda/attention_steps.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pipeline.cuh"
-#include "backends/cuda/values.cuh"
 
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kHeads = 64;
-constexpr int kDim = 512;
-constexpr int kPairs = 32;  // rotated
-constexpr int kMaxKeys = 640;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMatrixBytes = 8 * kTileBytes;  // 64 rows of 512 columns
 constexpr int kHalfBytes = kMatrixBytes / 2;
-constexpr int kProducerSync = 1, kScoreSync = 2;  // named barriers
+constexpr int kMaxBlocks = kMaxKeys / kKeysPerBlock;
+constexpr int kFinderSync = 1, kScoreSync = 2;  // named barriers
 
 struct Shared {
   std::byte q[kMatrixBytes];
   std::byte keys[2][kMatrixBytes];
-  std::byte weights[2][kTileBytes];
-  const std::byte* rows[2][kMaxKeys];  // of this token and the next; null: no key
-  float decay[2][kHeads];              // of what was summed before the block
-  float factor[2][kHeads];             // with a token's last block: 1 / sum of the weights
+  std::byte weights[kTileBytes];
+  std::byte slots[kKeysPerBlock * kSlotBytes];
+  int32_t selected[2][kMaxSelected];           // of a token and the next
+  float decay[kHeads];                         // of what was summed before the block
+  float factor[kHeads];                        // with a token's last block: 1 / sum of the weights
+  uint64_t listed[2];                          // selected is
+  uint64_t staged[4];                          // a warp's slots are filled
   uint64_t keys_full[2][2], keys_empty[2][2];  // [buffer][half]
-  uint64_t weights_full[2], weights_empty[2];
+  uint64_t weights_full, weights_empty;
 };
 
 // A token of this thread block.
@@ -63,86 +60,161 @@ __device__ Work next_work(const AttentionParams& p, int token) {
 
 // ---- rows to tiles
 
-enum class RowKind { kNone, kWindow, kCompressed };
-
-__device__ void list_rows(const AttentionParams& p, const Work& work, const std::byte** rows) {
-  for (int i = threadIdx.x % kWarpgroup; i < work.num_blocks * kKeysPerBlock; i += kWarpgroup) {
-    rows[i] = i < work.keys.num_keys ? key_address(p, work.keys, work.token, i) : nullptr;
-  }
+// The warp's part of a tile is written.
+__device__ __forceinline__ void announce(uint64_t* full, int lane) {
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(shared_address(full));
 }
 
-template <typename Window, typename Compressed>
+// A thread's row in a block to come.
+struct RowAhead {
+  const std::byte* row = nullptr;
+  RowKind kind = RowKind::kNone;
+  bool halves = false;  // the block has E4M3 rows, which come half after half
+  bool there = false;   // the block
+};
+
+// Finds a thread's row in one block after the other, three blocks before it is converted, without waiting for loads:
+// find() starts the load of the address of the row's block and returns what it started the time before. The lists of
+// selected rows come by bulk copy, a token ahead. All threads of the warpgroup call it equally often.
+template <RowKind kCompressed>
+struct RowFinder {
+  const AttentionParams& p;
+  Shared& s;
+  int at;  // the row's place in its block
+  // The token that find() is in, and its number among those of the thread block.
+  int number = -1, block = 0, num_blocks = 0;
+  KeyList keys;
+  const std::byte *const *window = nullptr, *const *compressed = nullptr;
+  // The token after it, as loaded.
+  int next_token;
+  int64_t next_position = -1, next_first = 0;
+  int next_selected = 0;
+  const std::byte *const *next_window = nullptr, *const *next_compressed = nullptr;
+  // What was started.
+  const std::byte* place = nullptr;
+  int32_t row_in_block = 0;
+  bool in_window = false;
+  RowAhead started;
+
+  __device__ RowFinder(const AttentionParams& params, Shared& shared, int place_in_block)
+      : p(params), s(shared), at(place_in_block), next_token(blockIdx.x) {
+    load_next();
+    load_list(0);
+  }
+  __device__ __forceinline__ void load_next() {
+    if (next_token >= p.num_tokens) return;
+    next_position = p.positions[next_token];
+    next_first = p.first_window_row == nullptr ? 0 : p.first_window_row[next_token];
+    next_window = p.window.blocks[next_token];
+    if (p.compressed.blocks == nullptr) return;
+    next_selected = p.num_selected[next_token];
+    next_compressed = p.compressed.blocks[next_token];
+  }
+  __device__ __forceinline__ void load_list(int list) {
+    if (threadIdx.x % kWarpgroup != 0 || next_token >= p.num_tokens || p.compressed.blocks == nullptr) return;
+    const uint32_t bytes = p.num_selectable * 4, barrier = shared_address(&s.listed[list]);
+    barrier_expect(barrier, bytes);
+    copy_bytes(shared_address(s.selected[list]), p.selected + next_token * p.selected_stride, bytes, barrier);
+  }
+  __device__ __forceinline__ void enter_next() {
+    block = num_blocks = 0;
+    if (next_token >= p.num_tokens) return;
+    ++number;
+    if (p.compressed.blocks != nullptr) barrier_wait(shared_address(&s.listed[number & 1]), number >> 1 & 1);
+    if (next_position >= 0) {
+      keys = make_key_list(next_position, next_first, next_selected, p.window_size);
+      num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
+    }
+    window = next_window;
+    compressed = next_compressed;
+    next_token += gridDim.x;
+    load_next();
+    sync_threads(kFinderSync, kWarpgroup);  // no warp reads the list of the token before any more
+    load_list(number + 1 & 1);
+  }
+  __device__ __forceinline__ RowAhead find() {
+    RowAhead found = started;
+    if (found.kind != RowKind::kNone) {
+      found.row = place + (in_window ? p.window.offset + row_in_block * p.window_row_bytes
+                                     : p.compressed.offset + row_in_block * p.compressed_row_bytes);
+    }
+    start();
+    return found;
+  }
+  __device__ __forceinline__ void start() {
+    while (block == num_blocks && next_token < p.num_tokens) enter_next();
+    started = RowAhead();
+    if (block == num_blocks) return;
+    const int key = block * kKeysPerBlock + at;
+    started.there = true;
+    started.halves = kCompressed == RowKind::kE4m3 || block * kKeysPerBlock < keys.num_window;
+    started.kind = row_kind(keys, key, kCompressed);
+    in_window = key < keys.num_window;
+    if (in_window) {
+      const auto row = static_cast<int32_t>(keys.first_window_row) + key;
+      place = window[row >> p.window.block_shift];
+      row_in_block = row & ((1 << p.window.block_shift) - 1);
+    } else if (key < keys.num_keys) {
+      const int32_t row = s.selected[number & 1][key - keys.num_window];
+      place = compressed[row >> p.compressed.block_shift];
+      row_in_block = row & ((1 << p.compressed.block_shift) - 1);
+    }
+    ++block;
+  }
+};
+
+template <RowKind kCompressed>
 __device__ void produce(const AttentionParams& p, Shared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int row = 16 * warp + (lane & 7) + (lane >> 4) * 8, part = lane >> 3 & 1;
-  Work work = next_work(p, blockIdx.x);
-  if (work.num_blocks == 0) return;
-  int list = 0;
-  list_rows(p, work, s.rows[list]);
-  sync_threads(kProducerSync, kWarpgroup);
-
-  RowPiece piece;
-  RowKind kind = RowKind::kNone;
-  const std::byte* source = nullptr;
-  const auto look_up = [&](const Work& of, int which_list, int block) {
-    const int i = block * kKeysPerBlock + row;
-    source = s.rows[which_list][i];
-    kind = source == nullptr ? RowKind::kNone : (i < of.keys.num_window ? RowKind::kWindow : RowKind::kCompressed);
+  const int at = 16 * warp + (lane & 7) + (lane >> 4) * 8, part = lane >> 3 & 1;
+  const uint32_t slot = shared_address(s.slots) + at * kSlotBytes, staged = shared_address(&s.staged[warp]);
+  // By the row's first thread.
+  const auto copy = [&](const RowAhead& ahead, int half) {
+    if (part != 0) return;
+    barrier_expect(staged, slot_bytes(ahead.kind, half));
+    copy_to_slot(slot, ahead.row, ahead.kind, half, staged);
   };
-  const auto load = [&](int half) {
-    if (kind == RowKind::kWindow) Window::load(piece, source, half, part);
-    if (kind == RowKind::kCompressed) Compressed::load(piece, source, half, part);
-  };
-  look_up(work, list, 0);
-  load(0);
-
-  int n = 0;
-  while (work.num_blocks > 0) {
-    Work next;
-    for (int block = 0; block < work.num_blocks; ++block, ++n) {
-      if (block == min(2, work.num_blocks - 1)) {
-        next = next_work(p, work.token + gridDim.x);
-        list_rows(p, next, s.rows[list ^ 1]);
-        sync_threads(kProducerSync, kWarpgroup);
-      }
-      const int buffer = n & 1;
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t tiles = shared_address(s.keys[buffer]) + half * kHalfBytes;
-        barrier_wait(shared_address(&s.keys_empty[buffer][half]), (n >> 1 & 1) ^ 1);
-        if (kind == RowKind::kWindow) Window::convert(piece, tiles, row, part);
-        if (kind == RowKind::kCompressed) Compressed::convert(piece, tiles, row, part);
-        if (kind == RowKind::kNone) clear_row(tiles, row, part);
-        if (half == 1) {
-          if (block + 1 < work.num_blocks) {
-            look_up(work, list, block + 1);
-          } else if (next.num_blocks > 0) {
-            look_up(next, list ^ 1, 0);
-          } else {
-            kind = RowKind::kNone;
-          }
-        }
-        load(half ^ 1);
-        fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&s.keys_full[buffer][half]));
-      }
+  RowFinder<kCompressed> finder(p, s, at);
+  finder.start();
+  RowAhead now = finder.find();
+  if (now.there) copy(now, 0);
+  RowAhead next = finder.find();
+  uint32_t use = 0;  // parity of the slots'
+  for (int n = 0; now.there; ++n) {
+    const uint32_t tiles = shared_address(s.keys[n & 1]), empty = (n >> 1 & 1) ^ 1;
+    RowPiece piece;
+    barrier_wait(staged, use);
+    use ^= 1;
+    piece.take(slot, now.kind, 0, part);
+    __syncwarp();
+    if (now.halves) {
+      copy(now, 1);
+    } else if (next.there) {
+      copy(next, 0);
     }
-    work = next;
-    list ^= 1;
+    const RowAhead after = finder.find();
+    if (part == 0 && after.kind != RowKind::kNone) prefetch_row(after.row, after.kind == RowKind::kE4m3 ? 528 : 288);
+    barrier_wait(shared_address(&s.keys_empty[n & 1][0]), empty);
+    piece.convert<0>(now.kind, tiles, at, part);
+    announce(&s.keys_full[n & 1][0], lane);
+    if (now.halves) {
+      barrier_wait(staged, use);
+      use ^= 1;
+      piece.take(slot, now.kind, 1, part);
+      __syncwarp();
+      if (next.there) copy(next, 0);
+    }
+    barrier_wait(shared_address(&s.keys_empty[n & 1][1]), empty);
+    piece.convert<1>(now.kind, tiles + kHalfBytes, at, part);
+    announce(&s.keys_full[n & 1][1], lane);
+    now = next;
+    next = after;
   }
 }
 
 // ---- scores and weights
-
-__device__ __forceinline__ void copy_unit(uint32_t to, const std::byte* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Two BF16 as a pair of channels, turned.
-__device__ __forceinline__ uint32_t rotate(uint32_t pair, float c, float s) {
-  const float x = low_bf16(pair), y = high_bf16(pair);
-  return pack_bf16(__fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s)), __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c)));
-}
 
 // A thread's part of a token's q on its way to the tiles: 16-byte units of column t % 8 of each tile, and the angles of
 // those units of the last tile.
@@ -170,26 +242,16 @@ struct QueryLoad {
   // Then the threads of the warpgroup synchronise.
   __device__ void finish(const AttentionParams& p, Shared& s) {
     const int t = threadIdx.x % kWarpgroup, unit = t % 8;
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies();
     if (p.num_pairs != 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t at = unit_address(shared_address(s.q) + 7 * kTileBytes, i * 16 + t / 8, unit);
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-        store_unit(at, rotate(x.x, cosine[0], sine[0]), rotate(x.y, cosine[1], sine[1]),
-                   rotate(x.z, cosine[2], sine[2]), rotate(x.w, cosine[3], sine[3]));
+        rotate_unit(unit_address(shared_address(s.q) + 7 * kTileBytes, i * 16 + t / 8, unit), cosine, sine);
       }
     }
     fence_async_proxy();
   }
 };
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Sum over the row of a block's weights, of which the four threads of a row hold columns 8j + 2c and 8j + 2c + 1 in
 // w[4j], w[4j + 1]: first each 16 keys, then the four sums.
@@ -197,7 +259,7 @@ __device__ __forceinline__ float row_sum(const float (&w)[32], int at, int lane)
   float piece[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    piece[i] = (w[8 * i + at] + w[8 * i + at + 1]) + (w[8 * i + at + 4] + w[8 * i + at + 5]);
+    piece[i] = thread_sum(w[8 * i + at], w[8 * i + at + 1], w[8 * i + at + 4], w[8 * i + at + 5]);
   }
   // Threads exchange what the other keeps: two rounds leave the sum of piece `lane % 4` in each.
   const bool odd = lane & 1, upper = lane & 2;
@@ -211,9 +273,6 @@ __device__ __forceinline__ float row_sum(const float (&w)[32], int at, int lane)
 __device__ void weigh(const AttentionParams& p, Shared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, c = lane % 4;
   const int heads[2] = {16 * warp + lane / 4, 16 * warp + lane / 4 + 8};
-  // Scores come from keys times kRowScale; exp(x) = exp2(x log2(e)).
-  constexpr float kLog2e = 1.44269504088896341f;
-  const float scale = kLog2e / (22.627416997969522f * kRowScale);
   const uint32_t q = shared_address(s.q);
   int n = 0;
   Work work = next_work(p, blockIdx.x), next;
@@ -264,17 +323,17 @@ __device__ void weigh(const AttentionParams& p, Shared& s) {
         for (int j = 0; j < 8; ++j) most = fmaxf(most, fmaxf(w[4 * j + 2 * r], w[4 * j + 2 * r + 1]));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        decay[r] = exp2_fast((largest[r] - most) * scale);
+        decay[r] = exp2_fast((largest[r] - most) * kScoreScale);
         largest[r] = most;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          w[4 * j + 2 * r] = exp2_fast((w[4 * j + 2 * r] - most) * scale);
-          w[4 * j + 2 * r + 1] = exp2_fast((w[4 * j + 2 * r + 1] - most) * scale);
+          w[4 * j + 2 * r] = exp2_fast((w[4 * j + 2 * r] - most) * kScoreScale);
+          w[4 * j + 2 * r + 1] = exp2_fast((w[4 * j + 2 * r + 1] - most) * kScoreScale);
         }
-        total[r] = total[r] * decay[r] + row_sum(w, 2 * r, lane);
+        total[r] = add_block(total[r], decay[r], row_sum(w, 2 * r, lane));
       }
-      barrier_wait(shared_address(&s.weights_empty[buffer]), parity ^ 1);
-      const uint32_t tile = shared_address(s.weights[buffer]);
+      barrier_wait(shared_address(&s.weights_empty), (n & 1) ^ 1);
+      const uint32_t tile = shared_address(s.weights);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -284,29 +343,20 @@ __device__ void weigh(const AttentionParams& p, Shared& s) {
                        : "memory");
         }
         if (c == 0) {
-          s.decay[buffer][heads[r]] = decay[r];
+          s.decay[heads[r]] = decay[r];
           if (block + 1 == work.num_blocks) {
-            const float sink = exp2_fast(p.sink[heads[r]] * kLog2e - largest[r] * scale);
-            s.factor[buffer][heads[r]] = (1.0f / kRowScale) / (total[r] + sink);
+            s.factor[heads[r]] = head_factor(total[r], largest[r], p.sink[heads[r]]);
           }
         }
       }
+      fence_async_proxy();
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&s.weights_full[buffer]));
+      if (lane == 0) barrier_arrive(shared_address(&s.weights_full));
     }
   }
 }
 
 // ---- the weighted sum
-
-// Of four words a thread, a quad of threads gets word 0 of all four in its first thread, and so on.
-__device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3, int c) {
-  const bool odd = c & 1, upper = c & 2;
-  const uint32_t x = __shfl_xor_sync(~0u, odd ? w0 : w1, 1), y = __shfl_xor_sync(~0u, odd ? w2 : w3, 1);
-  const uint32_t a0 = odd ? x : w0, a1 = odd ? w1 : x, b0 = odd ? y : w2, b1 = odd ? w3 : y;
-  const uint32_t u = __shfl_xor_sync(~0u, upper ? a0 : b0, 2), v = __shfl_xor_sync(~0u, upper ? a1 : b1, 2);
-  return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
-}
 
 __device__ void write_out(const AttentionParams& p, int token, int half, const float (&sums)[128],
                           const float (&factor)[2], const int (&heads)[2], int c) {
@@ -342,9 +392,9 @@ __device__ void sum_values(const AttentionParams& p, Shared& s, int half) {
     for (int block = 0; block < work.num_blocks; ++block, ++n) {
       const int buffer = n & 1;
       const uint32_t parity = n >> 1 & 1;
-      barrier_wait(shared_address(&s.weights_full[buffer]), parity);
+      barrier_wait(shared_address(&s.weights_full), n & 1);
       barrier_wait(shared_address(&s.keys_full[buffer][half]), parity);
-      const float decay0 = s.decay[buffer][heads[0]], decay1 = s.decay[buffer][heads[1]];
+      const float decay0 = s.decay[heads[0]], decay1 = s.decay[heads[1]];
       if (block > 0 && __any_sync(~0u, decay0 != 1.0f || decay1 != 1.0f)) {
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
@@ -352,31 +402,27 @@ __device__ void sum_values(const AttentionParams& p, Shared& s, int half) {
           sums[4 * j + 2] *= decay1, sums[4 * j + 3] *= decay1;
         }
       }
-      uint32_t weights[4][4];
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        load_weights(weights[step], shared_address(s.weights[buffer]), warp, lane, step);
-      }
+      const uint64_t weights = columns_descriptor(shared_address(s.weights));
       const uint64_t values = rows_descriptor(shared_address(s.keys[buffer]) + half * kHalfBytes);
       wgmma_hold(sums);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        mma_values(sums, weights[step], values + 128 * step, block + step > 0);
-        mma_values(sums + 64, weights[step], values + 128 * step + 2 * kTileBytes / 16, block + step > 0);
+        mma_values(sums, weights + 2 * step, values + 128 * step, block + step > 0);
+        mma_values(sums + 64, weights + 2 * step, values + 128 * step + 2 * kTileBytes / 16, block + step > 0);
       }
       wgmma_commit();
       if (block == 0) next = next_work(p, work.token + gridDim.x);
       wgmma_wait<0>();
       wgmma_hold(sums);
       if (block + 1 == work.num_blocks) {
-        factor[0] = s.factor[buffer][heads[0]];
-        factor[1] = s.factor[buffer][heads[1]];
+        factor[0] = s.factor[heads[0]];
+        factor[1] = s.factor[heads[1]];
       }
       __syncwarp();
       if (lane == 0) {
         barrier_arrive(shared_address(&s.keys_empty[buffer][half]));
-        barrier_arrive(shared_address(&s.weights_empty[buffer]));
+        barrier_arrive(shared_address(&s.weights_empty));
       }
     }
     write_out(p, work.token, half, sums, factor, heads, lane % 4);
@@ -392,7 +438,7 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-template <typename Window, typename Compressed>
+template <RowKind kCompressed>
 __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constant__ AttentionParams p) {
 #ifdef DI_SM90A
   extern __shared__ std::byte memory[];
@@ -403,9 +449,11 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
         barrier_init(shared_address(&s.keys_full[buffer][half]), 4);
         barrier_init(shared_address(&s.keys_empty[buffer][half]), 4);
       }
-      barrier_init(shared_address(&s.weights_full[buffer]), 4);
-      barrier_init(shared_address(&s.weights_empty[buffer]), 8);
     }
+    for (int list = 0; list < 2; ++list) barrier_init(shared_address(&s.listed[list]), 1);
+    for (int warp = 0; warp < 4; ++warp) barrier_init(shared_address(&s.staged[warp]), 16);
+    barrier_init(shared_address(&s.weights_full), 4);
+    barrier_init(shared_address(&s.weights_empty), 8);
     fence_barrier_init();
   }
   __syncthreads();
@@ -413,13 +461,13 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
   let_next_kernel_start();
   const int role = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);
   if (role == 0) {
-    give_registers<80>();
-    produce<Window, Compressed>(p, s);
+    give_registers<112>();
+    produce<kCompressed>(p, s);
   } else if (role == 1) {
     give_registers<80>();
     weigh(p, s);
   } else {
-    take_registers<176>();
+    take_registers<160>();
     sum_values(p, s, role - 2);
   }
 #else
@@ -427,17 +475,17 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
 #endif
 }
 
-template <typename Window, typename Compressed>
+template <RowKind kCompressed>
 void launch_tiled(Stream& stream, const AttentionParams& p) {
   constexpr size_t kBytes = sizeof(Shared) + 1024;
   static const bool once = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(tiled_kernel<Window, Compressed>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    DI_CUDA_CHECK(cudaFuncSetAttribute(tiled_kernel<kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        kBytes));
     return true;
   }();
   (void)once;
   const int blocks = std::min(p.num_tokens, cuda_stream(stream).num_sms());
-  launch(stream, Start::kEarly, dim3(blocks), kThreads, kBytes, tiled_kernel<Window, Compressed>, p);
+  launch(stream, Start::kEarly, dim3(blocks), kThreads, kBytes, tiled_kernel<kCompressed>, p);
 }
 
 bool starts_at_16(const void* data, int64_t stride_bytes) {
@@ -451,8 +499,9 @@ bool attention_tiled_takes(const ops::AttentionArgs& a) {
   const bool compressed = a.compressed.blocks != nullptr;
   return a.q.type == ElementType::kBf16 && a.out.type == ElementType::kBf16 && a.round_to_bf16 &&
          a.num_heads == kHeads && a.q.cols == kHeads * kDim && (a.cosine.data == nullptr || a.cosine.cols == kPairs) &&
-         a.window_size <= 128 && a.window.type == kE4m3Group32 && a.window.offset % 16 == 0 &&
-         (!compressed || (a.selected.cols <= kMaxKeys - 128 && a.compressed.offset % 16 == 0 &&
+         a.window_size <= kMaxWindow && a.window.type == kE4m3Group32 && a.window.offset % 16 == 0 &&
+         (!compressed || (a.selected.cols <= kMaxSelected && a.selected.cols % 4 == 0 &&
+                          starts_at_16(a.selected.data, a.selected.stride * 4) && a.compressed.offset % 16 == 0 &&
                           (a.compressed.type == kE2m1Group16 || a.compressed.type == kE4m3Group32))) &&
          starts_at_16(a.q.data, a.q.stride * 2) && starts_at_16(a.out.data, a.out.stride * 2);
 }
@@ -460,9 +509,9 @@ bool attention_tiled_takes(const ops::AttentionArgs& a) {
 void attention_tiled(Stream& stream, const ops::AttentionArgs& args) {
   const AttentionParams p = params_of(args);
   if (args.compressed.blocks != nullptr && args.compressed.type == ops::RowType::kE4m3Group32) {
-    launch_tiled<E4m3Rows, E4m3Rows>(stream, p);
+    launch_tiled<RowKind::kE4m3>(stream, p);
   } else {
-    launch_tiled<E4m3Rows, E2m1Rows>(stream, p);
+    launch_tiled<RowKind::kE2m1>(stream, p);
   }
 }
 

@@ -1,0 +1,116 @@
+// What the two tensor-core kernels of attention share, so that they give the same bits: constants of the shape, the
+// rotation, a block's weights and their sum, and small moves of data.
+//
+// exp(x) is exp2(x log2(e)); the factor, the scores' own and that of the rows (kRowScale) are one. Weights of a head's
+// block: exp2((score - largest) * kScoreScale), largest being the running maximum. Their sum: each 16 keys first
+// (piece_sum), then the block's four sums as (0 + 1) + (2 + 3), then the running total (add_block).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backends/cuda/attention_convert.cuh"
+#include "backends/cuda/attention_keys.cuh"
+#include "backends/cuda/values.cuh"
+
+namespace deepinfer::cuda {
+
+inline constexpr int kHeads = 64;
+inline constexpr int kDim = 512;
+inline constexpr int kPairs = 32;  // rotated
+inline constexpr int kMaxWindow = 128;
+inline constexpr int kMaxSelected = 512;
+inline constexpr int kMaxKeys = kMaxWindow + kMaxSelected;
+inline constexpr float kLog2e = 1.44269504088896341f;
+inline constexpr float kScoreScale = kLog2e / (22.627416997969522f * kRowScale);  // 22.6... is the root of kDim
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Sum over the 16 keys of which the four threads of a row hold two pairs each.
+__device__ __forceinline__ float thread_sum(float a, float b, float c, float d) { return (a + b) + (c + d); }
+__device__ __forceinline__ float add_block(float total, float decay, float sum) { return fmaf(total, decay, sum); }
+
+// What turns a head's weighted sum into the result.
+__device__ __forceinline__ float head_factor(float total, float largest, float sink) {
+  return (1.0f / kRowScale) / (total + exp2_fast(sink * kLog2e - largest * kScoreScale));
+}
+
+// Two BF16 as a pair of channels, turned.
+__device__ __forceinline__ uint32_t rotate(uint32_t pair, float c, float s) {
+  const float x = low_bf16(pair), y = high_bf16(pair);
+  return pack_bf16(__fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s)), __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c)));
+}
+
+__device__ __forceinline__ void copy_unit(uint32_t to, const std::byte* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// 16 bytes of shared memory as four turned pairs.
+__device__ __forceinline__ void rotate_unit(uint32_t at, const float (&cosine)[4], const float (&sine)[4]) {
+  uint32_t x[4];
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = rotate(x[i], cosine[i], sine[i]);
+  store_unit(at, x[0], x[1], x[2], x[3]);
+}
+
+// Of four words a thread, a quad of threads gets word 0 of all four in its first thread, and so on.
+__device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3, int c) {
+  const bool odd = c & 1, upper = c & 2;
+  const uint32_t x = __shfl_xor_sync(~0u, odd ? w0 : w1, 1), y = __shfl_xor_sync(~0u, odd ? w2 : w3, 1);
+  const uint32_t a0 = odd ? x : w0, a1 = odd ? w1 : x, b0 = odd ? y : w2, b1 = odd ? w3 : y;
+  const uint32_t u = __shfl_xor_sync(~0u, upper ? a0 : b0, 2), v = __shfl_xor_sync(~0u, upper ? a1 : b1, 2);
+  return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
+}
+
+__device__ __forceinline__ void prefetch_row(const std::byte* row, int64_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(static_cast<uint32_t>(bytes)) : "memory");
+}
+
+// All keys of a token by kThreads threads, `t` being one of them; a block's missing keys are null. Loads of the same
+// kind go out together. With kPrefetch the rows' bytes are on their way to L2.
+template <int kThreads, bool kPrefetch>
+__device__ __forceinline__ void list_rows(const AttentionParams& p, const KeyList& keys, int token,
+                                          const std::byte** rows, int t) {
+  constexpr int kSteps = (kMaxSelected + kThreads - 1) / kThreads;
+  static_assert(kThreads >= kMaxWindow);
+  const int num_selected = keys.num_keys - keys.num_window;
+  const int32_t* selected = p.selected + token * p.selected_stride;
+  const std::byte* const* blocks = num_selected > 0 ? p.compressed.blocks[token] : nullptr;
+  int32_t chosen[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) chosen[i] = i * kThreads + t < num_selected ? selected[i * kThreads + t] : -1;
+  const std::byte* block[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) block[i] = chosen[i] >= 0 ? blocks[chosen[i] >> p.compressed.block_shift] : nullptr;
+  if (t < keys.num_window) {
+    const std::byte* row = row_address(p.window, token, keys.first_window_row + t, p.window_row_bytes);
+    if (kPrefetch) prefetch_row(row, p.window_row_bytes);
+    rows[t] = row;
+  }
+  const int mask = (1 << p.compressed.block_shift) - 1;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (chosen[i] < 0) continue;
+    const std::byte* row = block[i] + p.compressed.offset + (chosen[i] & mask) * p.compressed_row_bytes;
+    if (kPrefetch) prefetch_row(row, p.compressed_row_bytes);
+    rows[keys.num_window + i * kThreads + t] = row;
+  }
+  const int end = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock * kKeysPerBlock;
+  if (keys.num_keys + t < end) rows[keys.num_keys + t] = nullptr;
+}
+
+__device__ __forceinline__ RowKind row_kind(const KeyList& keys, int key, RowKind compressed) {
+  return key < keys.num_window ? RowKind::kE4m3 : (key < keys.num_keys ? compressed : RowKind::kNone);
+}
+
+}  // namespace deepinfer::cuda
