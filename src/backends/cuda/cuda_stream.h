@@ -26,6 +26,7 @@ class CudaStream final : public Stream {
   void launch(Graph& graph) override;
 
   cudaStream_t handle() const { return handle_; }
+  CudaDevice& device() const { return device_; }
   int num_sms() const { return num_sms_; }
   // Device memory for what one op keeps between its kernels, at a multiple of 256 bytes; the next op's replaces it.
   // Grows as ops ask for more, which must not happen while recording: a step of the same shape runs once before.

@@ -33,13 +33,14 @@ __global__ void embed_kernel(Rows<T> out, const int32_t* tokens, const uint8_t* 
   for (int s = 0; s < num_streams; ++s) store8(out.row(t) + s * hidden + c, v);
 }
 
-template <typename T>
+template <typename T, int kVecs>
 __global__ void rms_norm_kernel(Rows<T> out, Rows<const T> in, Rows<T> quantised, const float* weight, int width,
                                 float eps, bool round) {
+  const RowWeights<kVecs> weights(weight, width);
   wait_for_kernel_before();
   let_next_kernel_start();
   const int64_t r = blockIdx.x;
-  normalise_row(out.row(r), in.row(r), quantised ? quantised.row(r) : nullptr, weight, width, eps, round);
+  normalise_row(out.row(r), in.row(r), quantised ? quantised.row(r) : nullptr, weights, width, eps, round);
 }
 
 // A thread has eight values of the rows laid end to end.
@@ -116,10 +117,11 @@ void embed(Stream& stream, const ops::EmbedArgs& a) {
 }
 
 void rms_norm(Stream& stream, const ops::RmsNormArgs& a) {
+  const int vecs = norm_vecs(a.in.rows, a.in.cols);
   with_element(a.in.type, [&]<typename T>(T) {
-    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.in.rows)), row_threads(a.in.cols), 0, rms_norm_kernel<T>,
-           rows_of<T>(a.out), rows_of<const T>(a.in), rows_of<T>(a.quantised), a.weight, a.in.cols, a.eps,
-           a.round_to_bf16);
+    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.in.rows)), norm_threads(a.in.cols, vecs), 0,
+           vecs == 1 ? rms_norm_kernel<T, 1> : rms_norm_kernel<T, kManyNormVecs>, rows_of<T>(a.out),
+           rows_of<const T>(a.in), rows_of<T>(a.quantised), a.weight, a.in.cols, a.eps, a.round_to_bf16);
   });
 }
 

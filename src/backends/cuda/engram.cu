@@ -49,16 +49,19 @@ __global__ void engram_apply_kernel(Rows<T> streams, Rows<const T> key_value, co
   const T* key = key_value.row(t) + s * hidden;
   const T* value = key_value.row(t) + num_streams * hidden;
   const float* weight = query_key_weight + s * hidden;
-  float sums[3] = {};  // x * weight * key, x^2, key^2
-  for (int c = threadIdx.x * kVec; c < hidden; c += blockDim.x * kVec) {
-    float xs[8], keys[8], weights[8];
-    load8(x + c, xs);
+  float xs[kRowVecs][8] = {}, sums[3] = {};  // x * weight * key, x^2, key^2
+#pragma unroll
+  for (int k = 0; k < kRowVecs; ++k) {
+    const int c = row_channel(k);
+    if (c >= hidden) continue;
+    float keys[8], weights[8];
+    load8(x + c, xs[k]);
     load8(key + c, keys);
     load8(weight + c, weights);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      sums[0] = fmaf(xs[i] * weights[i], keys[i], sums[0]);
-      sums[1] = fmaf(xs[i], xs[i], sums[1]);
+      sums[0] = fmaf(xs[k][i] * weights[i], keys[i], sums[0]);
+      sums[1] = fmaf(xs[k][i], xs[k][i], sums[1]);
       sums[2] = fmaf(keys[i], keys[i], sums[2]);
     }
   }
@@ -67,13 +70,15 @@ __global__ void engram_apply_kernel(Rows<T> streams, Rows<const T> key_value, co
   const float rms_x = 1.0f / sqrtf(sums[1] / width + eps), rms_key = 1.0f / sqrtf(sums[2] / width + eps);
   const float g = sums[0] * rms_x * rms_key / sqrtf(width);
   const float gate = 1.0f / (1.0f + expf(-copysignf(sqrtf(fmaxf(fabsf(g), 1e-6f)), g)));
-  for (int c = threadIdx.x * kVec; c < hidden; c += blockDim.x * kVec) {
-    float xs[8], values[8];
-    load8(x + c, xs);
+#pragma unroll
+  for (int k = 0; k < kRowVecs; ++k) {
+    const int c = row_channel(k);
+    if (c >= hidden) continue;
+    float values[8];
     load8(value + c, values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) xs[i] = round_bf16_if(fmaf(gate, values[i], xs[i]), round);
-    store8(x + c, xs);
+    for (int i = 0; i < 8; ++i) xs[k][i] = round_bf16_if(fmaf(gate, values[i], xs[k][i]), round);
+    store8(x + c, xs[k]);
   }
 }
 

@@ -14,16 +14,25 @@
 namespace deepinfer::cuda {
 namespace {
 
+constexpr int kCoefficientRows = 8;  // most that a block of the second kernel has
+// Partial sums: warp w of kSumWarps adds those of slices w, w + kSumWarps, ...; then the warps' sums are added in order.
+constexpr int kSumWarps = 4;
+constexpr int kSlicesAtOnce = 10;  // that a thread asks for before it adds the first
+#ifdef MHC_TUNE
+}
+int kFewRows = 128, kRowsAtOnce = 2048;
+namespace {
+#else
 constexpr int64_t kRowsAtOnce = 2048;
-constexpr int kCoefficientRows = 8;  // a block of the second kernel
-constexpr int kMostOutputs = ops::kMaxStreams * (ops::kMaxStreams + 2);
+constexpr int kFewRows = 128;  // up to here the kernel for few rows is the faster one
+#endif
 
 struct CoefficientsParams {
   const float* sums;  // [slices, rows, outputs + 1]
   int slices;
   const float *scale, *base;
   MatrixView<float> pre, post, mix;
-  int rows, h, iterations;
+  int rows, rows_a_block, h, iterations;
   float eps, norm_eps, width;  // width: values in a row of streams
 };
 
@@ -48,6 +57,19 @@ __device__ inline float reciprocal(float x) {
   return y;
 }
 
+template <int kCount>
+__device__ inline float sum_of(float (&x)[kCount]) {
+  float sums[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = x[i];
+#pragma unroll
+  for (int step = kCount / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) sums[i] += sums[i + step];
+  }
+  return sums[0];
+}
+
 // The logits of one row in registers become the mix. kH streams.
 template <int kH>
 __device__ inline void sinkhorn(float (&m)[kH][kH], int iterations, float eps) {
@@ -68,20 +90,17 @@ __device__ inline void sinkhorn(float (&m)[kH][kH], int iterations, float eps) {
     if (k > 0) {
 #pragma unroll
       for (int i = 0; i < kH; ++i) {
-        float sum = m[i][0];
-#pragma unroll
-        for (int j = 1; j < kH; ++j) sum += m[i][j];
-        const float scale = reciprocal(sum + eps);
+        const float scale = reciprocal(sum_of<kH>(m[i]) + eps);
 #pragma unroll
         for (int j = 0; j < kH; ++j) m[i][j] *= scale;
       }
     }
 #pragma unroll
     for (int j = 0; j < kH; ++j) {
-      float sum = m[0][j];
+      float column[kH];
 #pragma unroll
-      for (int i = 1; i < kH; ++i) sum += m[i][j];
-      const float scale = reciprocal(sum + eps);
+      for (int i = 0; i < kH; ++i) column[i] = m[i][j];
+      const float scale = reciprocal(sum_of<kH>(column) + eps);
 #pragma unroll
       for (int i = 0; i < kH; ++i) m[i][j] *= scale;
     }
@@ -104,17 +123,40 @@ __device__ inline void mix_of_row(float* mix, const float* logits, int iteration
   }
 }
 
-// The coefficients of rows [first, first + kCoefficientRows).
+// Sums one value's parts, from slice `warp` on in steps of kSumWarps; `part` is slice 0's and `stride` leads to the next.
+__device__ inline float sum_slices(const float* part, int64_t stride, int warp, int slices) {
+  float sum = 0;
+  int s = warp;
+  for (; s + kSumWarps * (kSlicesAtOnce - 1) < slices; s += kSumWarps * kSlicesAtOnce) {
+    float parts[kSlicesAtOnce];
+#pragma unroll
+    for (int k = 0; k < kSlicesAtOnce; ++k) parts[k] = part[(s + kSumWarps * k) * stride];
+#pragma unroll
+    for (int k = 0; k < kSlicesAtOnce; ++k) sum += parts[k];
+  }
+  for (; s < slices; s += kSumWarps) sum += part[s * stride];
+  return sum;
+}
+
+// The coefficients of rows from `first` on.
 template <int kH>
 __device__ inline void coefficients_of(const CoefficientsParams& p, int first) {
-  __shared__ float m[kCoefficientRows][kMostOutputs + 1];
-  const int outputs = kH * (kH + 2), sums = outputs + 1;
-  const int rows = min(kCoefficientRows, p.rows - first);
+  constexpr int outputs = kH * (kH + 2), sums = outputs + 1;
+  __shared__ float of_warps[kSumWarps][kCoefficientRows * sums];
+  __shared__ float m[kCoefficientRows][sums];
+  const int rows = min(p.rows_a_block, p.rows - first);
+  const int warp = threadIdx.x / 32;
+  if (warp < kSumWarps) {
+    for (int i = threadIdx.x % 32; i < rows * sums; i += 32) {
+      of_warps[warp][i] =
+          sum_slices(p.sums + int64_t{first} * sums + i, int64_t{p.rows} * sums, warp, p.slices);
+    }
+  }
+  __syncthreads();
   for (int i = threadIdx.x; i < rows * sums; i += blockDim.x) {
-    const float* part = p.sums + int64_t{first} * sums + i;
-    float sum = 0;
-#pragma unroll 8
-    for (int s = 0; s < p.slices; ++s) sum += part[int64_t{s} * p.rows * sums];
+    float sum = of_warps[0][i];
+#pragma unroll
+    for (int w = 1; w < kSumWarps; ++w) sum += of_warps[w][i];
     m[i / sums][i % sums] = sum;
   }
   __syncthreads();
@@ -132,17 +174,20 @@ __device__ inline void coefficients_of(const CoefficientsParams& p, int first) {
 }
 
 // The first blocks have coefficients, which take longer; the others a row to normalise each.
-template <typename T, int kH>
+template <typename T, int kH, int kVecs>
 __global__ void mhc_finish_kernel(const CoefficientsParams c, const NormParams<T> n, int coefficient_blocks) {
-  wait_for_kernel_before();
-  let_next_kernel_start();
   if (static_cast<int>(blockIdx.x) < coefficient_blocks) {
-    coefficients_of<kH>(c, blockIdx.x * kCoefficientRows);
+    wait_for_kernel_before();
+    let_next_kernel_start();
+    coefficients_of<kH>(c, blockIdx.x * c.rows_a_block);
     return;
   }
+  const RowWeights<kVecs> weights(n.weight, n.width);
+  wait_for_kernel_before();
+  let_next_kernel_start();
   const int64_t r = blockIdx.x - coefficient_blocks;
   normalise_row(n.rows + r * n.stride, n.rows + r * n.stride,
-                n.quantised ? n.quantised + r * n.quantised_stride : nullptr, n.weight, n.width, n.eps, n.round);
+                n.quantised ? n.quantised + r * n.quantised_stride : nullptr, weights, n.width, n.eps, n.round);
 }
 
 // What one call does: parts that are absent are left out.
@@ -182,17 +227,22 @@ int64_t slices_of(const Boundary& b) { return is_fast(b) ? (b.hidden() + kMhcSli
 
 template <bool kUpdate, bool kCollapse, bool kProject>
 void launch_streams(Stream& stream, const MhcStreamsParams& p) {
-  constexpr auto kKernel = mhc_streams_kernel<kUpdate, kCollapse, kProject>;
-  const size_t shared_bytes = kProject ? sizeof(MhcShared) : 0;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
-  DI_CUDA_CHECK(allowed);
   const int slices = (p.hidden + kMhcSlice - 1) / kMhcSlice;
-  const int tiles = (p.rows + kMhcRows - 1) / kMhcRows;
-  // As many blocks as run at once, two a multiprocessor: the weights are split once a block.
-  const int most = std::max(1, 2 * cuda_stream(stream).num_sms() / slices);
-  const dim3 blocks(slices, std::min(tiles, kProject ? most : tiles));
-  launch(stream, Start::kEarly, blocks, kMhcThreads, shared_bytes, kKernel, p);
+  if (!kProject || p.rows <= kFewRows) {
+    launch(stream, Start::kEarly, dim3(slices, (p.rows + kMhcWarpRows - 1) / kMhcWarpRows), kMhcFewThreads, 0,
+           mhc_few_rows_kernel<kUpdate, kCollapse, kProject>, p);
+    return;
+  }
+  if constexpr (kProject) {
+    constexpr auto kKernel = mhc_many_rows_kernel<kUpdate, kCollapse>;
+    static const cudaError_t allowed =
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
+    DI_CUDA_CHECK(allowed);
+    // As many blocks as run at once, one a multiprocessor: the weights are split once a block.
+    const int tiles = (p.rows + kMhcManyRows - 1) / kMhcManyRows;
+    const int most = std::max(1, cuda_stream(stream).num_sms() / slices);
+    launch(stream, Start::kEarly, dim3(slices, std::min(tiles, most)), kMhcManyThreads, sizeof(MhcShared), kKernel, p);
+  }
 }
 
 void pass_streams(Stream& stream, const Boundary& b, float* sums) {
@@ -243,10 +293,11 @@ void finish(Stream& stream, const Boundary& b, const float* sums) {
   int64_t coefficient_blocks = 0, norm_blocks = 0;
   if (b.weights) {
     const ops::MhcWeights& w = *b.weights;
+    const int rows_a_block = b.streams.rows <= 128 ? 1 : kCoefficientRows;  // few rows are sooner done one by one
     c = {sums, static_cast<int>(slices_of(b)), w.scale, w.base, b.coefficients.pre, b.coefficients.post,
-         b.coefficients.mix, static_cast<int>(b.streams.rows), static_cast<int>(b.h), w.iterations, w.eps, w.norm_eps,
-         static_cast<float>(b.streams.cols)};
-    coefficient_blocks = (b.streams.rows + kCoefficientRows - 1) / kCoefficientRows;
+         b.coefficients.mix, static_cast<int>(b.streams.rows), rows_a_block, static_cast<int>(b.h), w.iterations, w.eps,
+         w.norm_eps, static_cast<float>(b.streams.cols)};
+    coefficient_blocks = (b.streams.rows + rows_a_block - 1) / rows_a_block;
   }
   if (b.out) {
     const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
@@ -254,19 +305,25 @@ void finish(Stream& stream, const Boundary& b, const float* sums) {
          b.norm_eps, b.round};
     norm_blocks = b.out.rows;
   }
-  const auto run = [&](auto kernel) {
-    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)),
-           row_threads(b.hidden()), 0, kernel, c, n, coefficient_blocks);
+  const int vecs = b.h == kMhcStreams ? norm_vecs(b.streams.rows, b.hidden()) : kManyNormVecs;
+  const int threads = std::max(norm_threads(b.hidden(), vecs), 32 * kSumWarps);
+  const auto run = [&]<int kH>(std::integral_constant<int, kH>) {
+    auto kernel = mhc_finish_kernel<T, kH, kManyNormVecs>;
+    if constexpr (kH == kMhcStreams) {
+      if (vecs == 1) kernel = mhc_finish_kernel<T, kH, 1>;
+    }
+    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)), threads, 0, kernel, c,
+           n, coefficient_blocks);
   };
   switch (b.h) {
     case 1:
-      return run(mhc_finish_kernel<T, 1>);
+      return run(std::integral_constant<int, 1>());
     case 2:
-      return run(mhc_finish_kernel<T, 2>);
+      return run(std::integral_constant<int, 2>());
     case 4:
-      return run(mhc_finish_kernel<T, 4>);
+      return run(std::integral_constant<int, 4>());
     case 8:
-      return run(mhc_finish_kernel<T, 8>);
+      return run(std::integral_constant<int, 8>());
     default:
       DI_CHECK(false, "{} streams: 1, 2, 4 or 8", b.h);
   }

@@ -6,7 +6,7 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 384;  // one an expert, as released: a score in double takes long
 constexpr int kMostExperts = 1024;  // for whose scores a block has room
 constexpr int kMostChosen = 32;     // one a lane
 
@@ -16,49 +16,49 @@ __device__ inline float sqrt_softplus(float x) {
   return static_cast<float>(sqrt(y));
 }
 
-// Compares as the floats do, then lower experts first. 0 is below every expert's key.
-__device__ inline uint64_t key_of(float score, int expert) {
+// Compares as the floats do. 0 is below every number's key.
+__device__ inline uint32_t key_of(float score) {
   const uint32_t bits = __float_as_uint(score + 0.0f);  // -0 equals +0
-  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(0x7FFFFFFF - expert);
+  return max(1u, bits & 0x80000000u ? ~bits : bits | 0x80000000u);
 }
 
+// kEach: experts that a lane of the choosing warp looks after, lane, lane + 32, ...
+template <int kEach>
 __global__ void route_kernel(MatrixView<int32_t> experts, MatrixView<float> weights, MatrixView<const float> logits,
                              const float* bias, float temperature, bool normalise, float scaling) {
   __shared__ float scores[kMostExperts];
-  __shared__ uint64_t keys[kMostExperts];
+  __shared__ uint32_t keys[kMostExperts];
   wait_for_kernel_before();
   let_next_kernel_start();
   const int64_t t = blockIdx.x;
   const int count = static_cast<int>(logits.cols), top_k = static_cast<int>(experts.cols);
   for (int e = threadIdx.x; e < count; e += kThreads) {
     scores[e] = sqrt_softplus(logits.data[t * logits.stride + e] / temperature);
-    keys[e] = key_of(scores[e] + bias[e], e);
+    keys[e] = key_of(scores[e] + bias[e]);
   }
   __syncthreads();
   if (threadIdx.x >= 32) return;
 
-  // A lane knows the best of its own experts (lane, lane + 32, ...) and looks for the next when that is taken.
   const int lane = threadIdx.x;
-  const auto best_below = [&](uint64_t bound) {
-    uint64_t best = 0;
-    for (int e = lane; e < count; e += 32) {
-      const uint64_t key = keys[e];
-      if (key < bound && key > best) best = key;
-    }
-    return best;
-  };
-  uint64_t mine = best_below(~uint64_t{0});
+  uint32_t mine[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) mine[k] = lane + 32 * k < count ? keys[lane + 32 * k] : 0;
   int chosen = kMostExperts;  // of the lane whose turn it was
   for (int i = 0; i < top_k; ++i) {
-    uint64_t best = mine;
+    uint32_t best = 0;
+    int best_k = 0;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      const uint64_t other = __shfl_xor_sync(0xFFFFFFFFu, best, offset);
-      if (other > best) best = other;
+    for (int k = 0; k < kEach; ++k) {
+      if (mine[k] > best) best = mine[k], best_k = k;  // the first of equals, which is the lowest
     }
-    if (lane == i) chosen = 0x7FFFFFFF - static_cast<int>(static_cast<uint32_t>(best));
-    if (mine == best) mine = best_below(best);
+    const uint32_t best_of_all = __reduce_max_sync(0xFFFFFFFFu, best);
+    const int expert = lane + 32 * best_k;
+    const int winner = __reduce_min_sync(0xFFFFFFFFu, best == best_of_all ? expert : kMostExperts);
+    if (lane == i) chosen = winner;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (lane + 32 * k == winner) mine[k] = 0;
+    }
   }
   // Ascending experts: a lane's place is how many others chose a lower one.
   int place = 0;
@@ -79,8 +79,9 @@ __global__ void route_kernel(MatrixView<int32_t> experts, MatrixView<float> weig
 void route(Stream& stream, const ops::RouteArgs& a) {
   DI_CHECK(a.logits.cols <= kMostExperts && a.experts.cols <= kMostChosen, "{} of {} experts: at most {} of {}",
            a.experts.cols, a.logits.cols, kMostChosen, kMostExperts);
-  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.logits.rows)), kThreads, 0, route_kernel, a.experts,
-         a.weights, a.logits, a.bias, a.temperature, a.normalise, a.scaling);
+  const auto kernel = a.logits.cols <= 384 ? route_kernel<384 / 32> : route_kernel<kMostExperts / 32>;
+  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.logits.rows)), kThreads, 0, kernel, a.experts, a.weights,
+         a.logits, a.bias, a.temperature, a.normalise, a.scaling);
 }
 
 }  // namespace deepinfer::cuda

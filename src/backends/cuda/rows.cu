@@ -75,11 +75,11 @@ __global__ void rope_kernel(Rows<T> data, int64_t num_rows, int num_heads, int h
 }
 
 // The quantiser that goes before the row type's own.
-struct NoQuantiser {};
+enum class Before { kNothing, kE4m3Group32, kE2m1Group16, kE2m1Group32 };
 
-template <typename T, typename Codec, typename Quantiser>
+template <typename T, typename Codec>
 __global__ void write_rows_kernel(Rows<const T> in, RowPlaces places, const int64_t* positions, int64_t ratio,
-                                  Angles angles, bool round) {
+                                  Before before, Angles angles, bool round) {
   wait_for_kernel_before();
   let_next_kernel_start();
   const int64_t t = blockIdx.x;
@@ -89,14 +89,16 @@ __global__ void write_rows_kernel(Rows<const T> in, RowPlaces places, const int6
   if (row == nullptr) return;
   const int width = places.width, rotated = width - angles.channels;
   // Whole warps stay together: the quantisers' groups exchange their maxima.
-  for (int base = 0; base < width; base += blockDim.x * kVec) {
-    const int c = base + threadIdx.x * kVec;
+  for (int k = 0; k * blockDim.x * kVec < width; ++k) {
+    const int c = row_channel(k);
     float v[8] = {};
     if (c < width) {
       load8(in.row(t) + c, v);
       if (c >= rotated) rotate8(v, angles, t, c - rotated, 1.0f, round);
     }
-    if constexpr (!std::is_same_v<Quantiser, NoQuantiser>) fake_quantise8<Quantiser>(v);
+    if (before == Before::kE4m3Group32) fake_quantise8<E4m3Group32>(v);
+    if (before == Before::kE2m1Group16) fake_quantise8<E2m1Group16>(v);
+    if (before == Before::kE2m1Group32) fake_quantise8<E2m1Group32>(v);
     Codec::write8(row, width, c, v);
   }
 }
@@ -143,17 +145,18 @@ __global__ void compress_kernel(T* out, int64_t out_stride, RowPlaces places, co
   for (int j = 0; j < 4; ++j) place[j] = static_cast<T>(result[j]);
 }
 
-// Whether the type's codes and scales are those of the quantiser.
-bool holds_codes_of(ops::RowType type, ops::FakeQuant kind) {
-  switch (kind) {
+// Nothing goes before a type that holds the quantiser's own codes and scales.
+Before before(ops::RowType type, const std::optional<ops::FakeQuant>& quantise) {
+  if (!quantise) return Before::kNothing;
+  switch (*quantise) {
     case ops::FakeQuant::kE4m3Group32:
-      return type == ops::RowType::kE4m3Group32;
+      return type == ops::RowType::kE4m3Group32 ? Before::kNothing : Before::kE4m3Group32;
     case ops::FakeQuant::kE2m1Group16:
-      return type == ops::RowType::kE2m1Group16;
+      return type == ops::RowType::kE2m1Group16 ? Before::kNothing : Before::kE2m1Group16;
     case ops::FakeQuant::kE2m1Group32:
-      return type == ops::RowType::kE2m1Group32;
+      return type == ops::RowType::kE2m1Group32 ? Before::kNothing : Before::kE2m1Group32;
   }
-  return false;
+  return Before::kNothing;
 }
 
 }  // namespace
@@ -179,18 +182,13 @@ void write_rows(Stream& stream, const ops::WriteRowsArgs& a) {
   const int64_t word = a.tables.type == ops::RowType::kF32 || a.tables.type == ops::RowType::kBf16 ? 16 : 1;
   DI_CHECK(places.offset % word == 0 && places.row_bytes % word == 0,
            "rows of {} bytes from {} do not begin at multiples of {}", places.row_bytes, places.offset, word);
+  // One round of eight channels a thread as far as a block goes.
+  const int threads = static_cast<int>(std::min<int64_t>((a.in.cols / kVec + 31) / 32 * 32, 1024));
   with_element(a.in.type, [&]<typename T>(T) {
     with_row_codec(a.tables.type, [&]<typename Codec>(Codec) {
-      const auto write = [&]<typename Quantiser>(Quantiser) {
-        launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.in.rows)), row_threads(a.in.cols), 0,
-               write_rows_kernel<T, Codec, Quantiser>, rows_of<const T>(a.in), places, a.positions, a.ratio, angles,
-               a.round_to_bf16);
-      };
-      if (a.quantise && !holds_codes_of(a.tables.type, *a.quantise)) {
-        with_quantiser(*a.quantise, write);
-      } else {
-        write(NoQuantiser());
-      }
+      launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.in.rows)), threads, 0, write_rows_kernel<T, Codec>,
+             rows_of<const T>(a.in), places, a.positions, a.ratio, before(a.tables.type, a.quantise), angles,
+             a.round_to_bf16);
     });
   });
 }

@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/check.h"
@@ -73,11 +74,14 @@ void with_element(ElementType type, Body&& body) {
   }
 }
 
-// Threads of a block that handles one row of `width` values: one for eight values, as long as a block has so many.
+// A block that handles one row: each thread has up to kRowVecs times eight channels.
+inline constexpr int kRowVecs = 4;
 inline int row_threads(int64_t width) {
-  const int64_t threads = (width / kVec + 31) / 32 * 32;
-  return static_cast<int>(threads < 1024 ? threads : 1024);
+  const int64_t threads = (width / kVec + 32 * kRowVecs - 1) / (32 * kRowVecs) * 32;
+  DI_CHECK(threads <= 1024, "rows of {} values are too wide for a block", width);
+  return static_cast<int>(std::max<int64_t>(threads, 32));
 }
+__device__ inline int row_channel(int k) { return (k * blockDim.x + threadIdx.x) * kVec; }
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll
