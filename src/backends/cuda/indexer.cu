@@ -7,6 +7,7 @@
 #include "backends/cuda/indexer_simt.cuh"
 #include "backends/cuda/indexer_wgmma.cuh"
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/top_k.cuh"
 
 namespace deepinfer::cuda {
@@ -30,32 +31,35 @@ __global__ void maxima_kernel(IndexScoreParams p, int64_t size) {
   p.scores.maxima_of(token)[run] = best;
 }
 
-template <ops::RowType kType, bool kCandidates>
+template <ops::RowType kType, IndexMode kMode>
 void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
-  using Shape = IndexShape<kType, kCandidates>;
-  using Shared = IndexShared<kType, kCandidates>;
-  constexpr auto kernel = index_scores_wgmma_kernel<kType, kCandidates>;
+  using Shape = IndexShape<kType, kMode>;
+  using Shared = IndexShared<kType, kMode>;
+  constexpr auto kernel = index_scores_wgmma_kernel<kType, kMode>;
   static const bool ready = [] {
     DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     return true;
   }();
   static_cast<void>(ready);
-  // How the tiles are shared out changes no score. Few of them: one wave; many: several, for balance.
+  // How the tiles are shared out changes no score. A block takes 16 or more if there are enough for all multiprocessors;
+  // blocks fill whole waves, up to four, which evens out contexts of different lengths.
   const int64_t groups = divide_up(p.scores.rows, Shape::kQueries);
-  const int64_t steps = divide_up(max_count, kStepKeys);
+  const int64_t tiles = divide_up(max_count, kTileKeys);
   const int64_t slots = int64_t{stream.num_sms()} * Shape::kBlocksPerSm;
-  const int64_t waves = groups * steps > 16 * slots ? 8 : 1;
-  const int64_t each = std::clamp<int64_t>(divide_up(groups * steps, slots * waves), Shape::kWarpgroups,
-                                           Shape::kMaxSteps);
-  const dim3 grid(static_cast<unsigned>(divide_up(steps, each)), static_cast<unsigned>(groups));
-  kernel<<<grid, Shape::kThreads, sizeof(Shared), stream.handle()>>>(p, static_cast<int>(each));
-  DI_CUDA_CHECK_LAUNCH();
+  const int64_t most_waves = std::max<int64_t>(4, divide_up(groups * tiles, slots * Shape::kMaxTiles));
+  const int64_t waves = std::clamp<int64_t>(groups * tiles / (slots * 16), 1, most_waves);
+  const int64_t blocks = std::max<int64_t>(1, slots * waves / groups);  // of a group
+  const int64_t each = std::clamp<int64_t>(divide_up(tiles, blocks), Shape::kWarpgroups, Shape::kMaxTiles);
+  const dim3 grid(static_cast<unsigned>(divide_up(tiles, each)), static_cast<unsigned>(groups));
+  launch(stream, Start::kEarly, grid, Shape::kThreads, sizeof(Shared), kernel, p, static_cast<int>(each));
 }
 
 template <ops::RowType kType>
 void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
-  if (p.choice.candidates != nullptr) return launch_wgmma<kType, true>(stream, p, max_count);
-  launch_wgmma<kType, false>(stream, p, max_count);
+  constexpr int64_t kManyTokens = 512;
+  if (p.choice.candidates != nullptr) return launch_wgmma<kType, IndexMode::kCandidates>(stream, p, max_count);
+  if (p.scores.rows > kManyTokens) return launch_wgmma<kType, IndexMode::kMany>(stream, p, max_count);
+  launch_wgmma<kType, IndexMode::kFew>(stream, p, max_count);
 }
 
 // Whether the tensor cores compute these scores: released shapes, BF16 queries, keys that become BF16 exactly. Blocks
@@ -75,8 +79,7 @@ void launch_simt(CudaStream& stream, const IndexScoreParams& p, int64_t max_coun
                                        static_cast<int>(bytes)));
   }
   const dim3 grid(static_cast<unsigned>(divide_up(max_count, kSimtKeys)), static_cast<unsigned>(p.scores.rows));
-  index_scores_simt_kernel<<<grid, kSimtWarps * 32, bytes, stream.handle()>>>(p);
-  DI_CUDA_CHECK_LAUNCH();
+  launch(stream, Start::kInOrder, grid, kSimtWarps * 32, bytes, index_scores_simt_kernel, p);
 }
 
 void launch_scores(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
@@ -123,7 +126,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
       restricts ? std::min(a.max_visible, a.candidates.cols * a.candidate_block) : a.max_visible;
   const bool scored = max_count > p.unscored;
   const bool fast = has_wgmma_shape(p);
-  const int64_t stride = divide_up(std::max<int64_t>(1, max_count), kStepKeys) * kStepKeys;
+  const int64_t stride = divide_up(std::max<int64_t>(1, max_count), kTileKeys) * kTileKeys;
   const int64_t run = builds ? a.candidate_block : kMaximaRows;
   const int64_t maxima_stride = divide_up(divide_up(stride, run), 4) * 4;
   const int64_t token_bytes = (stride + maxima_stride) * static_cast<int64_t>(sizeof(uint32_t));
@@ -144,8 +147,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
     if (scored && (!fast || run != kMaximaRows)) {
       const dim3 grid(static_cast<unsigned>(divide_up(divide_up(max_count, run), 256)),
                       static_cast<unsigned>(p.scores.rows));
-      maxima_kernel<<<grid, 256, 0, stream.handle()>>>(p, run);
-      DI_CUDA_CHECK_LAUNCH();
+      launch(stream, Start::kInOrder, grid, 256, 0, maxima_kernel, p, run);
     }
     TopKParams rows;
     rows.choice = p.choice;
@@ -155,7 +157,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
     rows.selected = a.selected.data;
     rows.selected_stride = a.selected.stride;
     rows.num_selected = a.num_selected;
-    launch_top_k(stream.handle(), rows, max_count);
+    launch_top_k(stream, rows, max_count);
     if (builds) {
       TopKParams blocks = rows;
       blocks.of_blocks = true;
@@ -164,7 +166,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
       blocks.selected = a.candidates.data;
       blocks.selected_stride = a.candidates.stride;
       blocks.num_selected = a.num_candidates;
-      launch_top_k(stream.handle(), blocks, divide_up(max_count, a.candidate_block));
+      launch_top_k(stream, blocks, divide_up(max_count, a.candidate_block));
     }
   }
 }

@@ -34,8 +34,8 @@ __device__ __forceinline__ uint32_t power_bf16x2(int exponent) {
   return static_cast<uint32_t>(exponent + 127) * 0x00800080u;
 }
 
-// How keys of a type lie in shared memory, and 8 channels of one: registers i = 0..3 hold channels n = i (lower half)
-// and n = i + 4, for the first key at operand[2 * i]... see load_keys.
+// How keys of a type lie in shared memory. load: the thread's channels of a key, out[4 * j + i] is channels 8j + i (lower
+// half) and 8j + i + 4 of its 32.
 template <ops::RowType kType>
 struct KeyFormat;
 
@@ -44,8 +44,7 @@ struct KeyFormat<ops::RowType::kBf16> {
   static constexpr int kRowBytes = 256;
   static constexpr int kSharedBytes = 272;  // from key to key: rows of 256 bytes would share their banks
 
-  // `out[4 * j + i]`: channels 8j + i and 8j + i + 4 of the thread's 32.
-  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+  static __device__ __forceinline__ void load(const std::byte* row, int c, int /*scale*/, uint32_t (&out)[16]) {
     const auto* from = reinterpret_cast<const uint4*>(row + 64 * c);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -56,6 +55,8 @@ struct KeyFormat<ops::RowType::kBf16> {
       out[4 * j + 3] = __byte_perm(w.y, w.w, 0x7632);
     }
   }
+  static constexpr int kLargestScale = 0;
+  static __device__ __forceinline__ int scale(const std::byte* /*row*/, int /*c*/) { return 0; }
 };
 
 template <>
@@ -64,12 +65,12 @@ struct KeyFormat<ops::RowType::kE2m1Group32> {
   static constexpr int kSharedBytes = 68;
 
   // A code's magnitude moved to the lowest bits of exponent and the highest of the fraction is a BF16 number, subnormal
-  // or not, 2^126 times too small; one multiplication makes up for it and scales.
-  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+  // or not, 2^126 times too small; one multiplication makes up for it and scales. Requires: scale <= kLargestScale.
+  // Where both shifts go left, one multiplication makes them, and what is not wanted of each copy is cut away.
+  static __device__ __forceinline__ void load(const std::byte* row, int c, int scale, uint32_t (&out)[16]) {
     const auto* words = reinterpret_cast<const uint32_t*>(row) + 4 * c;
-    const int scale = static_cast<int>(row[64 + c]);  // of 1 .. 254
-    // Where both shifts go left, one multiplication makes them, and what is not wanted of each copy is cut away.
     constexpr uint32_t kMagnitude = 0x01c001c0u, kSign = 0x80008000u;
+    const uint32_t factor = power_bf16x2(scale - 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t w = words[j];
@@ -78,15 +79,11 @@ struct KeyFormat<ops::RowType::kE2m1Group32> {
       out[4 * j + 2] = (w >> 2 & kMagnitude) | (w << 4 & kSign);
       out[4 * j + 3] = (w >> 6 & kMagnitude) | (w & kSign);
     }
-    const uint32_t factor = power_bf16x2(min(scale, 128) - 1);
 #pragma unroll
     for (uint32_t& pair : out) pair = multiply_bf16x2(pair, factor);
-    if (scale > 128) {
-      const uint32_t rest = power_bf16x2(scale - 128);
-#pragma unroll
-      for (uint32_t& pair : out) pair = multiply_bf16x2(pair, rest);
-    }
   }
+  static constexpr int kLargestScale = 128;
+  static __device__ __forceinline__ int scale(const std::byte* row, int c) { return static_cast<int>(row[64 + c]); }
 };
 
 template <>
@@ -95,38 +92,50 @@ struct KeyFormat<ops::RowType::kE4m3Group32> {
   static constexpr int kSharedBytes = 132;
 
   // As for E2M1, 2^120 times too small.
-  static __device__ __forceinline__ void load(const std::byte* row, int c, uint32_t (&out)[16]) {
+  static __device__ __forceinline__ void load(const std::byte* row, int c, int scale, uint32_t (&out)[16]) {
     const auto* words = reinterpret_cast<const uint32_t*>(row) + 8 * c;
-    const int scale = static_cast<int>(row[128 + c]);
     constexpr uint32_t kMagnitude = 0x07f007f0u, kSign = 0x80008000u;
-    const uint32_t lift = power_bf16x2(120), factor = power_bf16x2(min(scale, 253) - 127);
-    const bool largest = scale == 254;
+    const uint32_t factor = power_bf16x2(scale - 7);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t low = words[2 * j], high = words[2 * j + 1];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t both = __byte_perm(low, high, i << 4 | (i + 4) << 12);  // codes in the upper byte of each half
-        uint32_t pair = (both >> 4 & kMagnitude) | (both & kSign);
-        pair = multiply_bf16x2(multiply_bf16x2(pair, lift), factor);
-        out[4 * j + i] = largest ? multiply_bf16x2(pair, power_bf16x2(1)) : pair;
+        out[4 * j + i] = multiply_bf16x2((both >> 4 & kMagnitude) | (both & kSign), factor);
       }
     }
   }
+  static constexpr int kLargestScale = 134;
+  static __device__ __forceinline__ int scale(const std::byte* row, int c) { return static_cast<int>(row[128 + c]); }
 };
 
 // The thread's two keys as operands of the 8 instructions that make a dot product: a[4 * s ...] of columns 16s and on.
 template <ops::RowType kType>
 __device__ __forceinline__ void load_keys(const std::byte* tile, uint32_t (&a)[32]) {
   using Format = KeyFormat<kType>;
-  const int thread = threadIdx.x % 128;
-  const std::byte* row = tile + first_key(thread) * Format::kSharedBytes;
+  constexpr int kLargest = Format::kLargestScale;
+  const int thread = threadIdx.x % 128, c = thread % 4;
+  const std::byte* rows[2];
+  int scales[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    rows[half] = tile + (first_key(thread) + half * 4) * Format::kSharedBytes;
+    scales[half] = Format::scale(rows[half], c);
+    uint32_t pairs[16];
+    Format::load(rows[half], c, scales[half], pairs);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = pairs[i];
+  }
+  if (max(scales[0], scales[1]) <= kLargest) return;
+  // Factors beyond BF16, in two steps.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t pairs[16];
-    Format::load(row + half * 4 * Format::kSharedBytes, thread % 4, pairs);
+    Format::load(rows[half], c, min(scales[half], kLargest), pairs);
+    const uint32_t rest = power_bf16x2(max(scales[half], kLargest) - kLargest);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = pairs[i];
+    for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = multiply_bf16x2(pairs[i], rest);
   }
 }
 

@@ -29,7 +29,8 @@ struct IndexChoice {
 
   __device__ int64_t visible(int64_t token) const {
     const int64_t position = positions[token];
-    return position < 0 || blocks[token] == nullptr ? 0 : (position + 1) / ratio;
+    const bool is_padding = position < 0 || blocks[token] == nullptr;
+    return is_padding ? 0 : static_cast<uint32_t>(position + 1) / static_cast<uint32_t>(ratio);
   }
   // How many rows the token may choose from. The newest block may be visible in part.
   __device__ int64_t count(int64_t token) const {
@@ -50,7 +51,7 @@ struct IndexChoice {
 // Scratch for the scores of tokens [first, first + rows) of a step.
 struct IndexScores {
   uint32_t* values = nullptr;  // [rows, stride]
-  int64_t stride = 0;          // a multiple of 128
+  int64_t stride = 0;          // a multiple of 64
   uint32_t* maxima = nullptr;  // [rows, maxima_stride], over runs of a row's scores
   int64_t maxima_stride = 0;
   int64_t first = 0;

@@ -10,52 +10,57 @@
 
 #include "backends/cuda/indexer_keys.cuh"
 #include "backends/cuda/indexer_rows.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/wgmma.cuh"
 
 namespace deepinfer::cuda {
 
 inline constexpr int kIndexHeads = 32;
-inline constexpr int kStepKeys = 2 * kTileKeys;
 inline constexpr int kQueryBytes = kIndexHeads * kKeyChannels * 2;
 
-// Keys come in steps of two tiles. A step's bytes lie in several places: candidates in blocks of 8 keys.
-template <ops::RowType kType, bool kCandidates>
-struct IndexStep {
+// kFew: few tokens, which share keys with few others; small blocks keep much memory in flight. kMany: a prompt's.
+// kCandidates: a token has a list of its own.
+enum class IndexMode { kFew, kMany, kCandidates };
+
+// A tile's keys lie in one place, those of candidates in blocks of 8.
+template <ops::RowType kType, IndexMode kMode>
+struct IndexTile {
   using Format = KeyFormat<kType>;
-  static constexpr int kKeys = kStepKeys;
-  static constexpr int kKeysPerPlace = kCandidates ? 8 : kTileKeys;
-  static constexpr int kPlaces = kKeys / kKeysPerPlace;
+  static constexpr int kKeysPerPlace = kMode == IndexMode::kCandidates ? 8 : kTileKeys;
+  static constexpr int kPlaces = kTileKeys / kKeysPerPlace;
   static constexpr bool kByRow = Format::kSharedBytes != Format::kRowBytes;
-  static constexpr int kSharedBytes = kKeys * Format::kSharedBytes;
+  static constexpr int kSharedBytes = kTileKeys * Format::kSharedBytes;
 };
 
-template <ops::RowType kType, bool kCandidates>
+template <ops::RowType kType, IndexMode kMode>
 struct IndexShape {
-  static constexpr int kQueries = kCandidates ? 1 : 8;  // tokens of a block
-  static constexpr int kWarpgroups = kCandidates ? 1 : 2;
+  static constexpr bool kWide = kType == ops::RowType::kBf16;
+  static constexpr int kQueries = kMode == IndexMode::kMany ? 8 : kMode == IndexMode::kFew ? 4 : 1;  // of a block
+  static constexpr int kWarpgroups = kMode == IndexMode::kMany && kWide ? 4 : 2;
+  static constexpr int kBlocksPerSm = kMode == IndexMode::kMany ? 4 / kWarpgroups : kWide ? 2 : 3;
   static constexpr int kThreads = kWarpgroups * 128;
-  static constexpr int kStages = 2;
-  static constexpr int kMaxSteps = 32;  // of a token in a block
-  static constexpr int kMaxPlaces = kQueries * kMaxSteps * IndexStep<kType, kCandidates>::kPlaces;
-  static constexpr int kBlocksPerSm = kCandidates ? 4 : 2;
+  static constexpr int kStages = kType == ops::RowType::kE2m1Group32 ? 4 : 2;
+  static constexpr int kMaxTiles = 64;  // of a token in a block
+  static constexpr int kMaxPlaces = kQueries * kMaxTiles * IndexTile<kType, kMode>::kPlaces;
 };
 
-template <ops::RowType kType, bool kCandidates>
+template <ops::RowType kType, IndexMode kMode>
 struct IndexShared {
-  using Shape = IndexShape<kType, kCandidates>;
+  using Shape = IndexShape<kType, kMode>;
   alignas(128) std::byte queries[Shape::kQueries * kQueryBytes];
-  alignas(128) std::byte keys[Shape::kWarpgroups][Shape::kStages][IndexStep<kType, kCandidates>::kSharedBytes];
+  alignas(128) std::byte keys[Shape::kWarpgroups][Shape::kStages][IndexTile<kType, kMode>::kSharedBytes];
   alignas(16) float weights[Shape::kQueries][4][8];  // half the weights of heads 8g + 2c + e, at [c][2g + e]
   uint64_t full[Shape::kWarpgroups][Shape::kStages];
   const std::byte* places[Shape::kMaxPlaces];  // where the keys of each step lie
-  uint32_t* values[Shape::kQueries];           // of each token
+  std::byte* const* tables[Shape::kQueries];   // of each token
+  uint32_t* values[Shape::kQueries];
   uint32_t* maxima[Shape::kQueries];
   int32_t count[Shape::kQueries];              // scores of each token
   int32_t run_begin[Shape::kQueries];          // runs of tokens that share their keys
   int32_t run_end[Shape::kQueries];
   int32_t run_count[Shape::kQueries];          // the most scores of any of its tokens
-  int32_t run_step[Shape::kQueries + 1];       // its first step
+  int32_t run_step[Shape::kQueries + 1];       // its first step; a step is a tile of a run
   int32_t num_runs;
 };
 
@@ -76,17 +81,20 @@ __device__ __forceinline__ void multiply(float (&d)[kCount], const uint32_t (&a)
   wgmma_commit();
 }
 
-template <int kThreads>
-__device__ void load_query(const IndexScoreParams& p, int64_t token, std::byte* out, float (&weights)[4][8]) {
+// Brings the queries of `num_tokens` tokens and half their weights to shared memory.
+template <int kThreads, typename Shared>
+__device__ __forceinline__ void load_queries(const IndexScoreParams& p, Shared& s, int64_t first_token,
+                                             int num_tokens) {
+  constexpr int kGroups = kIndexHeads / 8, kWarps = kThreads / 32;
   const int c = threadIdx.x % 4, h = threadIdx.x % 32 / 4;
-  const auto* q = reinterpret_cast<const uint16_t*>(p.q.data) + token * p.q.stride;
-  for (int group = threadIdx.x / 32; group < kIndexHeads / 8; group += kThreads / 32) {
+#pragma unroll 2
+  for (int i = threadIdx.x / 32; i < num_tokens * kGroups; i += kWarps) {
+    const int token = i / kGroups, head = i % kGroups * 8 + h;
+    const auto* q = reinterpret_cast<const uint16_t*>(p.q.data) + (first_token + token) * p.q.stride;
     uint4 from[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      from[j] = *reinterpret_cast<const uint4*>(q + (group * 8 + h) * kKeyChannels + 32 * c + 8 * j);
-    }
-    auto* to = reinterpret_cast<uint32_t*>(out + group * 2048 + h * 16 + c * 4);
+    for (int j = 0; j < 4; ++j) from[j] = *reinterpret_cast<const uint4*>(q + head * kKeyChannels + 32 * c + 8 * j);
+    auto* to = reinterpret_cast<uint32_t*>(s.queries + i * 2048 + h * 16 + c * 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       to[(4 * j) * 32] = __byte_perm(from[j].x, from[j].z, 0x5410);
@@ -95,9 +103,10 @@ __device__ void load_query(const IndexScoreParams& p, int64_t token, std::byte* 
       to[(4 * j + 3) * 32] = __byte_perm(from[j].y, from[j].w, 0x7632);
     }
   }
-  if (threadIdx.x < kIndexHeads) {
-    const int head = threadIdx.x;
-    weights[head % 8 / 2][head / 8 * 2 + head % 2] = 0.5f * load_element(p.head_weights, token, head);
+  for (int i = threadIdx.x; i < num_tokens * kIndexHeads; i += kThreads) {
+    const int head = i % kIndexHeads;
+    s.weights[i / kIndexHeads][head % 8 / 2][head / 8 * 2 + head % 2] =
+        0.5f * load_element(p.head_weights, first_token + i / kIndexHeads, head);
   }
 }
 
@@ -148,28 +157,17 @@ __device__ __forceinline__ void score_four(const uint32_t (&a)[32], uint32_t que
   }
 }
 
-// Scores of a step's keys with one query. Thread c of four ends with the key of tile c / 2 that is 4 * (c % 2) after
-// first_key. `release` is called once the keys are in registers.
-template <ops::RowType kType, typename Release>
-__device__ __forceinline__ float score_one(const std::byte* keys, uint32_t query, const float (&weights)[4][8],
-                                           const Release& release) {
-  uint32_t a[32], b[32];
-  float first[16], second[16];
-  load_keys<kType>(keys, a);
-  multiply(first, a, query);
-  load_keys<kType>(keys + kTileKeys * KeyFormat<kType>::kSharedBytes, b);
-  release();
-  multiply(second, b, query);
+// Scores of a tile's keys with one query. Threads c and c + 2 of four end with the key that is 4 * c after first_key.
+__device__ __forceinline__ float score_one(const uint32_t (&a)[32], uint32_t query, const float (&weights)[4][8]) {
+  float dots[16];
+  multiply(dots, a, query);
   const int c = threadIdx.x % 4;
   float w[8];
   load_weights(weights[c], w);
-  wgmma_wait<1>();
-  wgmma_hold(first);
-  const float low = exchange(weigh(first, 0, w), weigh(first, 1, w), c & 1, 1);
   wgmma_wait<0>();
-  wgmma_hold(second);
-  const float high = exchange(weigh(second, 0, w), weigh(second, 1, w), c & 1, 1);
-  return exchange(low, high, c & 2, 2);
+  wgmma_hold(dots);
+  const float sum = exchange(weigh(dots, 0, w), weigh(dots, 1, w), c & 1, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
 // Stores what score_four left, of the tile that begins at score `begin`, and the maxima over 8.
@@ -192,126 +190,135 @@ __device__ __forceinline__ void store_four(const Shared& s, int query, bool vali
 // The same for score_one.
 template <typename Shared>
 __device__ __forceinline__ void store_one(const Shared& s, int query, int begin, float result) {
-  const int c = threadIdx.x % 4;
-  const int i = begin + first_key(threadIdx.x % 128) + c / 2 * kTileKeys + c % 2 * 4;
+  const int i = begin + first_key(threadIdx.x % 128) + threadIdx.x % 2 * 4;
   const uint32_t score = i < s.count[query] ? ordered_score(result) : 0;
   uint32_t best = max(score, __shfl_xor_sync(~0u, score, 1));
   best = max(best, __shfl_xor_sync(~0u, best, 4));
   best = max(best, __shfl_xor_sync(~0u, best, 8));
-  s.values[query][i] = score;
-  if ((threadIdx.x & 13) == 0) s.maxima[query][i / kMaximaRows] = best;
+  if (threadIdx.x % 4 < 2) s.values[query][i] = score;
+  if (threadIdx.x % 16 == 0) s.maxima[query][i / kMaximaRows] = best;
 }
 
-// Runs and steps of the block. By one thread.
-template <typename Shared>
-__device__ void plan_runs(const IndexScoreParams& p, Shared& s, int64_t first_token, int num_tokens, int first_step,
-                          int max_steps) {
-  int runs = 0, step = 0;
-  for (int i = 0; i < num_tokens;) {
-    if (s.count[i] == 0) {
-      ++i;
-      continue;
-    }
-    std::byte* const* table = p.choice.blocks[first_token + i];
-    const int begin = i;
-    int longest = 0;
-    for (; i < num_tokens && s.count[i] > 0 && p.choice.blocks[first_token + i] == table; ++i) {
-      longest = max(longest, s.count[i]);
-    }
-    const int steps = min(max_steps, (longest + kStepKeys - 1) / kStepKeys - first_step);
-    if (steps <= 0) continue;
-    s.run_begin[runs] = begin;
-    s.run_end[runs] = i;
-    s.run_count[runs] = longest;
-    s.run_step[runs++] = step;
-    step += steps;
+// Runs and steps of the block. By one warp, a lane a token.
+template <int kQueries, typename Shared>
+__device__ __forceinline__ void plan_runs(Shared& s, int first_tile, int max_tiles) {
+  const int lane = threadIdx.x % 32, i = min(lane, kQueries - 1);
+  const int count = lane < kQueries ? s.count[i] : 0;
+  const bool follows = lane > 0 && count > 0 && s.count[max(i - 1, 0)] > 0 && s.tables[i] == s.tables[max(i - 1, 0)];
+  const uint32_t follow = __ballot_sync(~0u, follows);
+  // The run that begins here: as far as tokens follow.
+  const int end = lane + __ffs(~(follow >> 1 >> lane));
+  int longest = count;
+  for (int j = lane + 1; j < min(end, kQueries); ++j) longest = max(longest, s.count[j]);
+  int steps = max(0, min(max_tiles, (longest + kTileKeys - 1) / kTileKeys - first_tile));
+  if (count == 0 || follows) steps = 0;
+  int sum = steps;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, d);
+    if (lane >= d) sum += other;
   }
-  s.run_step[runs] = step;
-  s.num_runs = runs;
+  const uint32_t begins = __ballot_sync(~0u, steps > 0);
+  if (steps > 0) {
+    const int run = __popc(begins & ((1u << lane) - 1));
+    s.run_begin[run] = lane;
+    s.run_end[run] = end;
+    s.run_count[run] = longest;
+    s.run_step[run] = sum - steps;
+  }
+  if (lane == 31) {
+    s.num_runs = __popc(begins);
+    s.run_step[s.num_runs] = sum;
+  }
 }
 
 // Where the keys with scores place * kKeysPerPlace and on lie. Beyond the last key: where that lies.
-template <ops::RowType kType, bool kCandidates>
-__device__ const std::byte* find_place(const IndexScoreParams& p, int64_t token, int count, int place) {
-  using Step = IndexStep<kType, kCandidates>;
-  const int last = (count - 1) / Step::kKeysPerPlace;
-  const int64_t row = p.choice.row(token, int64_t{min(place, last)} * Step::kKeysPerPlace);
-  return p.choice.blocks[token][row >> p.keys.block_shift] + p.keys.offset +
+template <ops::RowType kType, IndexMode kMode>
+__device__ __forceinline__ const std::byte* find_place(const IndexScoreParams& p, int64_t token,
+                                                      std::byte* const* table, int count, int place) {
+  using Tile = IndexTile<kType, kMode>;
+  const int last = (count - 1) / Tile::kKeysPerPlace;
+  const int64_t row = p.choice.row(token, int64_t{min(place, last)} * Tile::kKeysPerPlace);
+  return table[row >> p.keys.block_shift] + p.keys.offset +
          (row & ((int64_t{1} << p.keys.block_shift) - 1)) * KeyFormat<kType>::kRowBytes;
 }
 
-// Copies a step's keys. By the threads of a warp; the first announces the bytes.
-template <ops::RowType kType, bool kCandidates>
-__device__ __forceinline__ void copy_step(const std::byte* const* places, uint32_t to, uint32_t barrier) {
-  using Step = IndexStep<kType, kCandidates>;
+// Copies a tile's keys. By the threads of a warp; the first announces the bytes.
+template <ops::RowType kType, IndexMode kMode>
+__device__ __forceinline__ void copy_tile(const std::byte* const* places, uint32_t to, uint32_t barrier) {
+  using Tile = IndexTile<kType, kMode>;
   using Format = KeyFormat<kType>;
   const int lane = threadIdx.x % 32;
-  if (lane == 0) barrier_expect(barrier, Step::kKeys * Format::kRowBytes);
+  if (lane == 0) barrier_expect(barrier, kTileKeys * Format::kRowBytes);
   __syncwarp();
   const uint64_t policy = evict_first();
-  if constexpr (Step::kByRow) {
-    for (int key = lane; key < Step::kKeys; key += 32) {
+  if constexpr (Tile::kByRow) {
+    for (int key = lane; key < kTileKeys; key += 32) {
       copy_bulk(to + key * Format::kSharedBytes,
-                places[key / Step::kKeysPerPlace] + key % Step::kKeysPerPlace * Format::kRowBytes, Format::kRowBytes,
+                places[key / Tile::kKeysPerPlace] + key % Tile::kKeysPerPlace * Format::kRowBytes, Format::kRowBytes,
                 barrier, policy);
     }
   } else {
-    constexpr int kBytes = Step::kKeysPerPlace * Format::kRowBytes;
-    if (lane < Step::kPlaces) copy_bulk(to + lane * kBytes, places[lane], kBytes, barrier, policy);
+    constexpr int kBytes = Tile::kKeysPerPlace * Format::kRowBytes;
+    if (lane < Tile::kPlaces) copy_bulk(to + lane * kBytes, places[lane], kBytes, barrier, policy);
   }
 }
 
-template <ops::RowType kType, bool kCandidates>
-__global__ void __launch_bounds__(IndexShape<kType, kCandidates>::kThreads, IndexShape<kType, kCandidates>::kBlocksPerSm)
-    index_scores_wgmma_kernel(const IndexScoreParams p, int steps_per_block) {
+template <ops::RowType kType, IndexMode kMode>
+__global__ void __launch_bounds__(IndexShape<kType, kMode>::kThreads, IndexShape<kType, kMode>::kBlocksPerSm)
+    index_scores_wgmma_kernel(const IndexScoreParams p, int tiles_per_block) {
 #ifdef DI_SM90A
-  using Shape = IndexShape<kType, kCandidates>;
-  using Step = IndexStep<kType, kCandidates>;
-  using Shared = IndexShared<kType, kCandidates>;
+  using Shape = IndexShape<kType, kMode>;
+  using Tile = IndexTile<kType, kMode>;
+  using Shared = IndexShared<kType, kMode>;
   extern __shared__ __align__(128) std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int64_t first_token = p.scores.first + int64_t{blockIdx.y} * Shape::kQueries;
   const int num_tokens =
       static_cast<int>(min(int64_t{Shape::kQueries}, p.scores.first + p.scores.rows - first_token));
-  const int first_step = blockIdx.x * steps_per_block;
-  if (threadIdx.x < Shape::kQueries) {
-    const int i = threadIdx.x;
-    s.count[i] = i < num_tokens ? static_cast<int32_t>(p.count(first_token + i)) : 0;
-    s.values[i] = p.scores.of(first_token + i);
-    s.maxima[i] = p.scores.maxima_of(first_token + i);
-  }
+  const int first_tile = blockIdx.x * tiles_per_block;
   if (threadIdx.x < Shape::kWarpgroups * Shape::kStages) {
     barrier_init(shared_address(&s.full[0][0] + threadIdx.x), 1);
     fence_barrier_init();
   }
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  if (threadIdx.x < Shape::kQueries) {
+    const int i = threadIdx.x;
+    const bool exists = i < num_tokens;
+    s.count[i] = exists ? static_cast<int32_t>(p.count(first_token + i)) : 0;
+    s.tables[i] = exists ? p.choice.blocks[first_token + i] : nullptr;
+    s.values[i] = p.scores.of(first_token + i);
+    s.maxima[i] = p.scores.maxima_of(first_token + i);
+  }
   __syncthreads();
-  if (threadIdx.x == 0) plan_runs(p, s, first_token, num_tokens, first_step, steps_per_block);
+  if (threadIdx.x < 32) plan_runs<Shape::kQueries>(s, first_tile, tiles_per_block);
   __syncthreads();
   const int num_steps = s.run_step[s.num_runs];
   if (num_steps == 0) return;
-  for (int i = threadIdx.x, run = 0; i < num_steps * Step::kPlaces; i += Shape::kThreads) {
-    const int step = i / Step::kPlaces;
+  for (int i = threadIdx.x, run = 0; i < num_steps * Tile::kPlaces; i += Shape::kThreads) {
+    const int step = i / Tile::kPlaces;
     while (step >= s.run_step[run + 1]) ++run;
-    s.places[i] = find_place<kType, kCandidates>(
-        p, first_token + s.run_begin[run], s.run_count[run],
-        (first_step + step - s.run_step[run]) * Step::kPlaces + i % Step::kPlaces);
+    const int first = s.run_begin[run];
+    s.places[i] = find_place<kType, kMode>(
+        p, first_token + first, s.tables[first], s.run_count[run],
+        (first_tile + step - s.run_step[run]) * Tile::kPlaces + i % Tile::kPlaces);
   }
   __syncthreads();
 
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+  const int filler = (group + blockIdx.x) % 4;  // of a warpgroup's warps, which have a scheduler each
   const auto fill = [&](int step, int stage) {
-    copy_step<kType, kCandidates>(s.places + step * Step::kPlaces, shared_address(s.keys[group][stage]),
+    copy_tile<kType, kMode>(s.places + step * Tile::kPlaces, shared_address(s.keys[group][stage]),
                                   shared_address(&s.full[group][stage]));
   };
-  if (warp == 0) {
+  if (warp == filler) {
     for (int i = 0; i < Shape::kStages; ++i) {
       const int step = group + i * Shape::kWarpgroups;
       if (step < num_steps) fill(step, i);
     }
   }
-  for (int i = 0; i < num_tokens; ++i) {
-    if (s.count[i] > 0) load_query<Shape::kThreads>(p, first_token + i, s.queries + i * kQueryBytes, s.weights[i]);
-  }
+  load_queries<Shape::kThreads>(p, s, first_token, num_tokens);
   fence_async_proxy();
   __syncthreads();
 
@@ -319,36 +326,28 @@ __global__ void __launch_bounds__(IndexShape<kType, kCandidates>::kThreads, Inde
   int run = 0;
   for (int step = group; step < num_steps; step += Shape::kWarpgroups) {
     while (step >= s.run_step[run + 1]) ++run;
-    const int begin = (first_step + step - s.run_step[run]) * kStepKeys;
-    const std::byte* keys = s.keys[group][ring.stage];
-    const auto release = [&] {
-      sync_threads(1 + group, 128);
-      const int next = step + Shape::kStages * Shape::kWarpgroups;
-      if (warp == 0 && next < num_steps) fill(next, ring.stage);
-    };
+    const int begin = (first_tile + step - s.run_step[run]) * kTileKeys;
+    uint32_t a[32];
     barrier_wait(shared_address(&s.full[group][ring.stage]), ring.use);
-    const int first_query = s.run_begin[run], end = s.run_end[run];
-    if (kCandidates || end - first_query == 1) {
-      const float result = score_one<kType>(keys, query_operand(s.queries + first_query * kQueryBytes),
-                                            s.weights[first_query], release);
-      store_one(s, first_query, begin, result);
-    } else if constexpr (!kCandidates) {
+    load_keys<kType>(s.keys[group][ring.stage], a);
+    sync_threads(1 + group, 128);
+    const int next = step + Shape::kStages * Shape::kWarpgroups;
+    if (warp == filler && next < num_steps) fill(next, ring.stage);
+    const int end = s.run_end[run];
+    int query = s.run_begin[run];
+    if constexpr (kMode == IndexMode::kMany) {
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        uint32_t a[32];
-        load_keys<kType>(keys + half * kTileKeys * KeyFormat<kType>::kSharedBytes, a);
-        if (half == 1) release();
-        const int tile_begin = begin + half * kTileKeys;
-        if (tile_begin >= s.run_count[run]) continue;
-#pragma unroll 1
-        for (int query = first_query; query < end; query += 4) {
-          // Neighbours that are not of the run take part, and their results are dropped.
-          const int four = min(query, Shape::kQueries - 4), mine = four + threadIdx.x % 4;
-          float result[2];
-          score_four(a, query_operand(s.queries + four * kQueryBytes), s.weights + four, result);
-          store_four(s, mine, mine >= query && mine < end, tile_begin, result);
-        }
+      for (; end - query > 1; query += 4) {
+        // Neighbours that are not of the run take part, and their results are dropped.
+        const int four = min(query, Shape::kQueries - 4), mine = four + threadIdx.x % 4;
+        float result[2];
+        score_four(a, query_operand(s.queries + four * kQueryBytes), s.weights + four, result);
+        store_four(s, mine, mine >= query && mine < end, begin, result);
       }
+    }
+#pragma unroll 1
+    for (; query < end; ++query) {
+      store_one(s, query, begin, score_one(a, query_operand(s.queries + query * kQueryBytes), s.weights[query]));
     }
     ring.advance(Shape::kStages);
   }
