@@ -1,10 +1,10 @@
 // Attention of few tokens at 64 heads of 512 channels: eight multiprocessors a token, the bits of attention_tiled.cu.
 //
-// Floor: the latency of the chain index, block, row, scores, weights, sum. Of 640 keys a block of the cluster converts 80
-// whole rows and has their scores; of the sum it has 64 channels, for which it converts that part of all rows. Between
-// the two every block sends the largest scores of its keys to all, then their weights. Keys, sums over columns and sums
-// over keys go in the same order through the same instructions as in one block a token, whose scores and sums only are
-// wider.
+// Floor: the latency of the chain index, block, row, scores, weights, sum. Of 640 keys a block of the cluster converts
+// 80 whole rows and has their scores; of the sum it has 64 channels, for which it converts that part of all rows.
+// Between the two every block sends the largest scores of its keys to all, then their weights. Keys, sums over columns
+// and sums over keys go in the same order through the same instructions as in one block a token, whose scores and sums
+// only are wider.
 #include "backends/cuda/attention_kernels.h"
 #include "backends/cuda/attention_mma.cuh"
 #include "backends/cuda/attention_steps.cuh"
@@ -36,6 +36,48 @@ struct Shared {
   float factor[kHeads];
   const std::byte* rows[kMaxKeys];
 };
+
+// A load that is not put off until its first use.
+template <typename T>
+__device__ __forceinline__ T load_now(const T* p) {
+  T x;
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("ld.global.b64 %0, [%1];" : "=l"(x) : "l"(p));
+  } else {
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(p));
+  }
+  return x;
+}
+
+// The places of all keys; false: a padding row. Three loads deep: what the token is, its blocks, its rows.
+__device__ bool list_rows(const AttentionParams& p, int token, int t, KeyList& keys, const std::byte** rows) {
+  static_assert(kThreads >= kMaxSelected);
+  const int64_t position = load_now(p.positions + token);
+  const int64_t first = p.first_window_row == nullptr ? 0 : load_now(p.first_window_row + token);
+  const auto* window =
+      reinterpret_cast<const std::byte* const*>(load_now(reinterpret_cast<const int64_t*>(p.window.blocks + token)));
+  const std::byte* const* compressed = nullptr;
+  int num_selected = 0, row = 0;
+  if (p.compressed.blocks != nullptr) {
+    num_selected = load_now(p.num_selected + token);
+    compressed = reinterpret_cast<const std::byte* const*>(
+        load_now(reinterpret_cast<const int64_t*>(p.compressed.blocks + token)));
+    if (t < p.num_selectable) row = load_now(p.selected + token * p.selected_stride + t);
+  }
+  if (position < 0) return false;
+  keys = make_key_list(position, first, num_selected, p.window_size);
+  if (t < num_selected) {
+    const int mask = (1 << p.compressed.block_shift) - 1;
+    rows[keys.num_window + t] =
+        compressed[row >> p.compressed.block_shift] + p.compressed.offset + (row & mask) * p.compressed_row_bytes;
+  }
+  if (t < keys.num_window) {
+    const int64_t window_row = keys.first_window_row + t;
+    const int mask = (1 << p.window.block_shift) - 1;
+    rows[t] = window[window_row >> p.window.block_shift] + p.window.offset + (window_row & mask) * p.window_row_bytes;
+  }
+  return true;
+}
 
 // 32 columns of a row on their way through a thread.
 struct Item {
@@ -77,7 +119,9 @@ struct Item {
   }
 };
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same place in another block of the cluster.
 __device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
@@ -186,7 +230,9 @@ __device__ void note_decays(const AttentionParams& p, Shared& s, int num_blocks,
 }
 __device__ void note_factor(const AttentionParams& p, Shared& s, int num_blocks, int head, float largest) {
   float total = 0;
-  for (int block = 0; block < num_blocks; ++block) {
+#pragma unroll
+  for (int block = 0; block < kMaxBlocks; ++block) {
+    if (block >= num_blocks) break;
     const float sum = (s.sums[4 * block][head] + s.sums[4 * block + 1][head]) +
                       (s.sums[4 * block + 2][head] + s.sums[4 * block + 3][head]);
     total = add_block(total, s.decay[block][head], sum);
@@ -194,7 +240,8 @@ __device__ void note_factor(const AttentionParams& p, Shared& s, int num_blocks,
   s.factor[head] = head_factor(total, largest, p.sink[head]);
 }
 
-__device__ __forceinline__ void load_block_weights(uint32_t (&a)[4][4], const Shared& s, int block, int warp, int lane) {
+__device__ __forceinline__ void load_block_weights(uint32_t (&a)[4][4], const Shared& s, int block, int warp,
+                                                   int lane) {
   const int head = 16 * (warp % 4) + lane % 16;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -206,11 +253,12 @@ __device__ __forceinline__ void load_block_weights(uint32_t (&a)[4][4], const Sh
 }
 
 // The 16 channels of a warpgroup.
-__device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, int warp, int lane, const int (&heads)[2]) {
+__device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, int warp, int lane,
+                           const int (&heads)[2]) {
   const uint64_t values = rows_descriptor(shared_address(s.q_then_values)) + warp / 4 * 2;
+  uint32_t weights[4][4], next[4][4];
+  load_block_weights(weights, s, 0, warp, lane);
   for (int block = 0; block < num_blocks; ++block) {
-    uint32_t weights[4][4];
-    load_block_weights(weights, s, block, warp, lane);
     if (block > 0) {
       const float decay0 = s.decay[block][heads[0]], decay1 = s.decay[block][heads[1]];
 #pragma unroll
@@ -226,8 +274,11 @@ __device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, in
       mma_values(sums, weights[step], values + (4 * block + step) * 128, block + step > 0);
     }
     wgmma_commit();
+    load_block_weights(next, s, min(block + 1, num_blocks - 1), warp, lane);
     wgmma_wait<0>();
     wgmma_hold(sums);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) weights[i / 4][i % 4] = next[i / 4][i % 4];
   }
 }
 
@@ -241,15 +292,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int rank = blockIdx.x % kCluster, token = blockIdx.x / kCluster;
   wait_for_kernel_before();
   let_next_kernel_start();
-  const KeyList keys = key_list(p, token);
-  if (keys.num_keys == 0) return;
+  KeyList keys;
+  if (!list_rows(p, token, t, keys, s.rows)) return;
   const int num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
-
   const std::byte* q = p.q + (token * p.q_stride + t / 8 * kDim) * 2 + t % 8 * 16;
   const uint32_t q_tiles = shared_address(s.q_then_values);
 #pragma unroll
-  for (int tile = 0; tile < 8; ++tile) copy_unit(unit_address(q_tiles + tile * kTileBytes, t / 8, t % 8), q + tile * 128);
-  list_rows<kThreads, false>(p, keys, token, s.rows, t);
+  for (int tile = 0; tile < 8; ++tile)
+    copy_unit(unit_address(q_tiles + tile * kTileBytes, t / 8, t % 8), q + tile * 128);
   __syncthreads();
 
   Item own[3], values[4];
@@ -346,7 +396,8 @@ template <RowKind kCompressed>
 void launch_cluster(Stream& stream, const AttentionParams& p) {
   constexpr size_t kBytes = sizeof(Shared) + 1024;
   static const bool once = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(cluster_kernel<kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    DI_CUDA_CHECK(
+        cudaFuncSetAttribute(cluster_kernel<kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)once;

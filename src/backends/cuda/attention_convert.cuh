@@ -1,4 +1,5 @@
-// From the codes of cached rows to BF16 tiles, by bit operations: 64 keys at a time, 256 columns (a half) by a warpgroup.
+// From the codes of cached rows to BF16 tiles, by bit operations: 64 keys at a time, 256 columns (a half) by a
+// warpgroup.
 //
 // Values are stored times kRowScale, a power of two that leaves every bit of a scale's range room: products of the
 // codes' bits, which are BF16 numbers with a small exponent, and of an adjusted scale are exact. Whoever uses the tiles
@@ -9,7 +10,6 @@
 #include <cstdint>
 
 #include "backends/cuda/attention_mma.cuh"
-#include "backends/cuda/pipeline.cuh"
 #include "ops/row_table.h"
 
 namespace deepinfer::cuda {
@@ -51,6 +51,13 @@ enum class RowKind { kNone, kE4m3, kE2m1 };
 // 512 E4M3 codes, 16 E8M0 scales. Piece j of 8: 16 columns, half a group.
 struct E4m3Half {
   static constexpr int kPieces = 8;
+  static __device__ __forceinline__ uint4 codes(const std::byte* row, int half, int part, int j) {
+    return load_row16(row + half * 256 + (2 * j + part) * 16);
+  }
+  static __device__ __forceinline__ uint4 scales(const std::byte* row, int half) {
+    const uint2 scales = __ldg(reinterpret_cast<const uint2*>(row + 512 + half * 8));
+    return {scales.x, scales.y, 0, 0};
+  }
   static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
                                                  int part, int j) {
     const uint32_t byte = __byte_perm(j < 4 ? scales.x : scales.y, 0, 0x4440 | (j & 3));
@@ -74,6 +81,12 @@ struct E4m3Half {
 // 512 E2M1 codes, 32 E4M3 scales. Piece j of 4: 32 columns, two groups.
 struct E2m1Half {
   static constexpr int kPieces = 4;
+  static __device__ __forceinline__ uint4 codes(const std::byte* row, int half, int part, int j) {
+    return load_row16(row + half * 128 + (2 * j + part) * 16);
+  }
+  static __device__ __forceinline__ uint4 scales(const std::byte* row, int half) {
+    return load_row16(row + 256 + half * 16);
+  }
   static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
                                                  int part, int j) {
     // Scales 4j + 2 part and the next.
@@ -104,78 +117,58 @@ struct E2m1Half {
   }
 };
 
-__device__ __forceinline__ uint4 load_unit(uint32_t from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
-}
-
-// A row's place in shared memory between its bulk copy and its conversion: an E2M1 row as it is, or a half of an E4M3
-// row's codes and then all its scales. 16 bytes more than either, so that eight rows meet all banks.
-inline constexpr int kSlotBytes = 288 + 16;
-
-__device__ __forceinline__ uint32_t slot_bytes(RowKind kind, int half) {
-  return kind == RowKind::kE4m3 ? 256 + 16 : (kind == RowKind::kE2m1 && half == 0 ? 288 : 0);
-}
-__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-// What half `half` needs and the slot does not hold: of an E2M1 row nothing after half 0.
-__device__ __forceinline__ void copy_to_slot(uint32_t slot, const std::byte* row, RowKind kind, int half,
-                                             uint32_t barrier) {
-  if (kind == RowKind::kE4m3) {
-    copy_bytes(slot, row + half * 256, 256, barrier);
-    copy_bytes(slot + 256, row + 512, 16, barrier);
-  } else if (kind == RowKind::kE2m1 && half == 0) {
-    copy_bytes(slot, row, 288, barrier);
-  }
-}
-
-// The registers of a thread that converts: both halves of an E2M1 row, or one half of an E4M3 row.
+// The registers of a thread that converts: both halves of an E2M1 row, or one half of an E4M3 row. Each is filled again
+// as soon as its codes are converted, so that loads run while others are: no proxy fence may stand in between, since it
+// would wait for them. (Whoever reads the tiles through the asynchronous proxy has it.)
 struct RowPiece {
   static constexpr int kNarrow = E2m1Half::kPieces + 1;
   uint4 r[2 * kNarrow];
 
-  // Takes what the slot holds, which is free then.
-  __device__ __forceinline__ void take(uint32_t slot, RowKind kind, int half, int part) {
-    if (kind == RowKind::kE4m3) {
+  template <typename Half>
+  __device__ __forceinline__ void fill(int first, const std::byte* row, int half, int part) {
 #pragma unroll
-      for (int j = 0; j < E4m3Half::kPieces; ++j) r[j] = load_unit(slot + (2 * j + part) * 16);
-      r[E4m3Half::kPieces] = load_unit(slot + 256);
-    } else if (kind == RowKind::kE2m1 && half == 0) {
+    for (int j = 0; j < Half::kPieces; ++j) r[first + j] = Half::codes(row, half, part, j);
+    r[first + Half::kPieces] = Half::scales(row, half);
+  }
+  // Converts what r[first ...] holds; with `refill` takes that half of that row instead.
+  template <typename Half>
+  __device__ __forceinline__ void convert(int first, uint32_t tiles, int at, int part, bool refill,
+                                          const std::byte* row, int half) {
+    const uint4 scales = r[first + Half::kPieces];
+    if (refill) r[first + Half::kPieces] = Half::scales(row, half);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int j = 0; j < E2m1Half::kPieces; ++j) {
-          r[h * kNarrow + j] = load_unit(slot + h * 128 + (2 * j + part) * 16);
-        }
-        r[h * kNarrow + E2m1Half::kPieces] = load_unit(slot + 256 + h * 16);
-      }
+    for (int j = 0; j < Half::kPieces; ++j) {
+      Half::convert(r[first + j], scales, tiles, at, part, j);
+      if (refill) r[first + j] = Half::codes(row, half, part, j);
     }
   }
-  template <int kHalf>
-  __device__ __forceinline__ void convert(RowKind kind, uint32_t tiles, int row, int part) const {
+  // What the conversion of a row starts with.
+  __device__ __forceinline__ void fill_first(const std::byte* row, RowKind kind, int part) {
+    if (kind == RowKind::kE4m3) fill<E4m3Half>(0, row, 0, part);
     if (kind == RowKind::kE2m1) {
-#pragma unroll
-      for (int j = 0; j < E2m1Half::kPieces; ++j) {
-        E2m1Half::convert(r[kHalf * kNarrow + j], r[kHalf * kNarrow + E2m1Half::kPieces], tiles, row, part, j);
-      }
+      fill<E2m1Half>(0, row, 0, part);
+      fill<E2m1Half>(kNarrow, row, 1, part);
+    }
+  }
+  // Converts a half of `row` and starts the loads of what comes into its registers: from `next` or the row's other
+  // half.
+  template <int kHalf>
+  __device__ __forceinline__ void step(const std::byte* row, RowKind kind, const std::byte* next, RowKind next_kind,
+                                       uint32_t tiles, int at, int part) {
+    if (kind == RowKind::kE2m1) {
+      convert<E2m1Half>(kHalf * kNarrow, tiles, at, part, next_kind == RowKind::kE2m1, next, kHalf);
+      if (kHalf == 1 && next_kind == RowKind::kE4m3) fill_first(next, next_kind, part);
     } else if (kind == RowKind::kE4m3) {
-      const uint4 all = r[E4m3Half::kPieces];
-      const uint4 scales = kHalf == 0 ? all : uint4{all.z, all.w, 0, 0};
-#pragma unroll
-      for (int j = 0; j < E4m3Half::kPieces; ++j) E4m3Half::convert(r[j], scales, tiles, row, part, j);
+      const bool again = kHalf == 0 || next_kind == RowKind::kE4m3;
+      convert<E4m3Half>(0, tiles, at, part, again, kHalf == 0 ? row : next, kHalf ^ 1);
+      if (!again) fill_first(next, next_kind, part);
     } else {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int unit = 2 * i + part;
-        store_unit(unit_address(tiles + (unit >> 3) * kTileBytes, row, unit & 7), 0, 0, 0, 0);
+        store_unit(unit_address(tiles + (unit >> 3) * kTileBytes, at, unit & 7), 0, 0, 0, 0);
       }
+      if (kHalf == 1) fill_first(next, next_kind, part);
     }
   }
 };

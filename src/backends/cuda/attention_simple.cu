@@ -37,9 +37,7 @@ __device__ float e2m1(uint32_t code) {
   return code & 8 ? -magnitude : magnitude;
 }
 // Codes below 8 become fp32 subnormals and the product is exact.
-__device__ float e4m3(uint32_t code) {
-  return __uint_as_float((code & 0x80) << 24 | (code & 0x7F) << 20) * 0x1p120f;
-}
+__device__ float e4m3(uint32_t code) { return __uint_as_float((code & 0x80) << 24 | (code & 0x7F) << 20) * 0x1p120f; }
 __device__ float e8m0(uint32_t code) { return __uint_as_float(code << 23); }
 
 __device__ float row_value(ops::RowType type, const std::byte* row, int64_t width, int64_t column) {
@@ -170,7 +168,8 @@ void launch_simple(Stream& stream, const AttentionParams& p) {
     DI_CUDA_CHECK(cudaFuncSetAttribute(simple_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, limit));
     return static_cast<size_t>(limit);
   }();
-  DI_CHECK(bytes <= largest, "attention: head_dim {} needs {} bytes of shared memory of {}", p.head_dim, bytes, largest);
+  DI_CHECK(bytes <= largest, "attention: head_dim {} needs {} bytes of shared memory of {}", p.head_dim, bytes,
+           largest);
   const int groups = (p.num_heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
   launch(stream, Start::kEarly, dim3(p.num_tokens * groups), kThreads, bytes, simple_kernel<T>, p);
 }

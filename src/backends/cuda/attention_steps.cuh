@@ -72,41 +72,13 @@ __device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32
   return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
 }
 
-__device__ __forceinline__ void prefetch_row(const std::byte* row, int64_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(static_cast<uint32_t>(bytes)) : "memory");
-}
-
-// All keys of a token by kThreads threads, `t` being one of them; a block's missing keys are null. Loads of the same
-// kind go out together. With kPrefetch the rows' bytes are on their way to L2.
-template <int kThreads, bool kPrefetch>
-__device__ __forceinline__ void list_rows(const AttentionParams& p, const KeyList& keys, int token,
-                                          const std::byte** rows, int t) {
-  constexpr int kSteps = (kMaxSelected + kThreads - 1) / kThreads;
-  static_assert(kThreads >= kMaxWindow);
-  const int num_selected = keys.num_keys - keys.num_window;
-  const int32_t* selected = p.selected + token * p.selected_stride;
-  const std::byte* const* blocks = num_selected > 0 ? p.compressed.blocks[token] : nullptr;
-  int32_t chosen[kSteps];
+// Starts a row's way to L2, a half of its lines for each of the two threads of the row.
+template <int kBytes>
+__device__ __forceinline__ void prefetch_lines(const std::byte* row, int part) {
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) chosen[i] = i * kThreads + t < num_selected ? selected[i * kThreads + t] : -1;
-  const std::byte* block[kSteps];
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) block[i] = chosen[i] >= 0 ? blocks[chosen[i] >> p.compressed.block_shift] : nullptr;
-  if (t < keys.num_window) {
-    const std::byte* row = row_address(p.window, token, keys.first_window_row + t, p.window_row_bytes);
-    if (kPrefetch) prefetch_row(row, p.window_row_bytes);
-    rows[t] = row;
+  for (int at = 0; at < kBytes; at += 256) {
+    if (at + part * 128 < kBytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at + part * 128) : "memory");
   }
-  const int mask = (1 << p.compressed.block_shift) - 1;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    if (chosen[i] < 0) continue;
-    const std::byte* row = block[i] + p.compressed.offset + (chosen[i] & mask) * p.compressed_row_bytes;
-    if (kPrefetch) prefetch_row(row, p.compressed_row_bytes);
-    rows[keys.num_window + i * kThreads + t] = row;
-  }
-  const int end = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock * kKeysPerBlock;
-  if (keys.num_keys + t < end) rows[keys.num_keys + t] = nullptr;
 }
 
 __device__ __forceinline__ RowKind row_kind(const KeyList& keys, int key, RowKind compressed) {

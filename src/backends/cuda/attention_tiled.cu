@@ -2,8 +2,8 @@
 //
 // Floor: 4 * 64 * 512 flops a key at the BF16 rate; bytes (288 or 528 a key) matter less from one token up.
 //
-// A thread block takes token after token. Its four warpgroups are a pipeline over blocks of 64 keys, two of which are in
-// shared memory: rows to tiles (attention_convert.cuh); scores and weights; the weighted sum of the left and of the
+// A thread block takes token after token. Its four warpgroups are a pipeline over blocks of 64 keys, two of which are
+// in shared memory: rows to tiles (attention_convert.cuh); scores and weights; the weighted sum of the left and of the
 // right half of the channels. All heads are one tile of 64 rows, so nothing but the query's own keys enters its sums.
 #include <algorithm>
 #include <cmath>
@@ -27,15 +27,13 @@ constexpr int kFinderSync = 1, kScoreSync = 2;  // named barriers
 struct Shared {
   std::byte q[kMatrixBytes];
   std::byte keys[2][kMatrixBytes];
-  std::byte weights[kTileBytes];
-  std::byte slots[kKeysPerBlock * kSlotBytes];
+  std::byte weights[2][kTileBytes];
   int32_t selected[2][kMaxSelected];           // of a token and the next
-  float decay[kHeads];                         // of what was summed before the block
-  float factor[kHeads];                        // with a token's last block: 1 / sum of the weights
+  float decay[2][kHeads];                      // of what was summed before the block
+  float factor[2][kHeads];                     // with a token's last block: 1 / sum of the weights
   uint64_t listed[2];                          // selected is
-  uint64_t staged[4];                          // a warp's slots are filled
   uint64_t keys_full[2][2], keys_empty[2][2];  // [buffer][half]
-  uint64_t weights_full, weights_empty;
+  uint64_t weights_full[2], weights_empty[2];
 };
 
 // A token of this thread block.
@@ -62,7 +60,6 @@ __device__ Work next_work(const AttentionParams& p, int token) {
 
 // The warp's part of a tile is written.
 __device__ __forceinline__ void announce(uint64_t* full, int lane) {
-  fence_async_proxy();
   __syncwarp();
   if (lane == 0) barrier_arrive(shared_address(full));
 }
@@ -71,8 +68,7 @@ __device__ __forceinline__ void announce(uint64_t* full, int lane) {
 struct RowAhead {
   const std::byte* row = nullptr;
   RowKind kind = RowKind::kNone;
-  bool halves = false;  // the block has E4M3 rows, which come half after half
-  bool there = false;   // the block
+  bool there = false;  // the block
 };
 
 // Finds a thread's row in one block after the other, three blocks before it is converted, without waiting for loads:
@@ -116,7 +112,8 @@ struct RowFinder {
     if (threadIdx.x % kWarpgroup != 0 || next_token >= p.num_tokens || p.compressed.blocks == nullptr) return;
     const uint32_t bytes = p.num_selectable * 4, barrier = shared_address(&s.listed[list]);
     barrier_expect(barrier, bytes);
-    copy_bytes(shared_address(s.selected[list]), p.selected + next_token * p.selected_stride, bytes, barrier);
+    copy_bulk(shared_address(s.selected[list]), p.selected + next_token * p.selected_stride, bytes, barrier,
+              evict_first());
   }
   __device__ __forceinline__ void enter_next() {
     block = num_blocks = 0;
@@ -149,7 +146,6 @@ struct RowFinder {
     if (block == num_blocks) return;
     const int key = block * kKeysPerBlock + at;
     started.there = true;
-    started.halves = kCompressed == RowKind::kE4m3 || block * kKeysPerBlock < keys.num_window;
     started.kind = row_kind(keys, key, kCompressed);
     in_window = key < keys.num_window;
     if (in_window) {
@@ -169,46 +165,24 @@ template <RowKind kCompressed>
 __device__ void produce(const AttentionParams& p, Shared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int at = 16 * warp + (lane & 7) + (lane >> 4) * 8, part = lane >> 3 & 1;
-  const uint32_t slot = shared_address(s.slots) + at * kSlotBytes, staged = shared_address(&s.staged[warp]);
-  // By the row's first thread.
-  const auto copy = [&](const RowAhead& ahead, int half) {
-    if (part != 0) return;
-    barrier_expect(staged, slot_bytes(ahead.kind, half));
-    copy_to_slot(slot, ahead.row, ahead.kind, half, staged);
-  };
   RowFinder<kCompressed> finder(p, s, at);
   finder.start();
   RowAhead now = finder.find();
-  if (now.there) copy(now, 0);
+  RowPiece piece;
+  piece.fill_first(now.row, now.kind, part);
   RowAhead next = finder.find();
-  uint32_t use = 0;  // parity of the slots'
   for (int n = 0; now.there; ++n) {
-    const uint32_t tiles = shared_address(s.keys[n & 1]), empty = (n >> 1 & 1) ^ 1;
-    RowPiece piece;
-    barrier_wait(staged, use);
-    use ^= 1;
-    piece.take(slot, now.kind, 0, part);
-    __syncwarp();
-    if (now.halves) {
-      copy(now, 1);
-    } else if (next.there) {
-      copy(next, 0);
-    }
+    const int buffer = n & 1;
+    const uint32_t tiles = shared_address(s.keys[buffer]), empty = (n >> 1 & 1) ^ 1;
     const RowAhead after = finder.find();
-    if (part == 0 && after.kind != RowKind::kNone) prefetch_row(after.row, after.kind == RowKind::kE4m3 ? 528 : 288);
-    barrier_wait(shared_address(&s.keys_empty[n & 1][0]), empty);
-    piece.convert<0>(now.kind, tiles, at, part);
-    announce(&s.keys_full[n & 1][0], lane);
-    if (now.halves) {
-      barrier_wait(staged, use);
-      use ^= 1;
-      piece.take(slot, now.kind, 1, part);
-      __syncwarp();
-      if (next.there) copy(next, 0);
-    }
-    barrier_wait(shared_address(&s.keys_empty[n & 1][1]), empty);
-    piece.convert<1>(now.kind, tiles + kHalfBytes, at, part);
-    announce(&s.keys_full[n & 1][1], lane);
+    if (after.kind == RowKind::kE4m3) prefetch_lines<528>(after.row, part);
+    if (after.kind == RowKind::kE2m1) prefetch_lines<288>(after.row, part);
+    barrier_wait(shared_address(&s.keys_empty[buffer][0]), empty);
+    piece.step<0>(now.row, now.kind, next.row, next.kind, tiles, at, part);
+    announce(&s.keys_full[buffer][0], lane);
+    barrier_wait(shared_address(&s.keys_empty[buffer][1]), empty);
+    piece.step<1>(now.row, now.kind, next.row, next.kind, tiles + kHalfBytes, at, part);
+    announce(&s.keys_full[buffer][1], lane);
     now = next;
     next = after;
   }
@@ -289,6 +263,7 @@ __device__ void weigh(const AttentionParams& p, Shared& s) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         barrier_wait(shared_address(&s.keys_full[buffer][half]), parity);
+        fence_async_proxy();
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -332,8 +307,8 @@ __device__ void weigh(const AttentionParams& p, Shared& s) {
         }
         total[r] = add_block(total[r], decay[r], row_sum(w, 2 * r, lane));
       }
-      barrier_wait(shared_address(&s.weights_empty), (n & 1) ^ 1);
-      const uint32_t tile = shared_address(s.weights);
+      barrier_wait(shared_address(&s.weights_empty[buffer]), parity ^ 1);
+      const uint32_t tile = shared_address(s.weights[buffer]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -343,15 +318,14 @@ __device__ void weigh(const AttentionParams& p, Shared& s) {
                        : "memory");
         }
         if (c == 0) {
-          s.decay[heads[r]] = decay[r];
+          s.decay[buffer][heads[r]] = decay[r];
           if (block + 1 == work.num_blocks) {
-            s.factor[heads[r]] = head_factor(total[r], largest[r], p.sink[heads[r]]);
+            s.factor[buffer][heads[r]] = head_factor(total[r], largest[r], p.sink[heads[r]]);
           }
         }
       }
-      fence_async_proxy();
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&s.weights_full));
+      if (lane == 0) barrier_arrive(shared_address(&s.weights_full[buffer]));
     }
   }
 }
@@ -372,8 +346,8 @@ __device__ void write_out(const AttentionParams& p, int token, int half, const f
         pairs[i] = pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]);
         if (j >= 24 && half == 1 && p.num_pairs != 0) {
           const int angle = 4 * (j + i - 24) + c;
-          pairs[i] = rotate(pairs[i], p.cosine[token * p.cosine_stride + angle],
-                            -p.sine[token * p.sine_stride + angle]);
+          pairs[i] =
+              rotate(pairs[i], p.cosine[token * p.cosine_stride + angle], -p.sine[token * p.sine_stride + angle]);
         }
       }
       *reinterpret_cast<uint4*>(out + j * 16) = transpose_quad(pairs[0], pairs[1], pairs[2], pairs[3], c);
@@ -392,9 +366,10 @@ __device__ void sum_values(const AttentionParams& p, Shared& s, int half) {
     for (int block = 0; block < work.num_blocks; ++block, ++n) {
       const int buffer = n & 1;
       const uint32_t parity = n >> 1 & 1;
-      barrier_wait(shared_address(&s.weights_full), n & 1);
+      barrier_wait(shared_address(&s.weights_full[buffer]), parity);
       barrier_wait(shared_address(&s.keys_full[buffer][half]), parity);
-      const float decay0 = s.decay[heads[0]], decay1 = s.decay[heads[1]];
+      fence_async_proxy();
+      const float decay0 = s.decay[buffer][heads[0]], decay1 = s.decay[buffer][heads[1]];
       if (block > 0 && __any_sync(~0u, decay0 != 1.0f || decay1 != 1.0f)) {
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
@@ -402,7 +377,7 @@ __device__ void sum_values(const AttentionParams& p, Shared& s, int half) {
           sums[4 * j + 2] *= decay1, sums[4 * j + 3] *= decay1;
         }
       }
-      const uint64_t weights = columns_descriptor(shared_address(s.weights));
+      const uint64_t weights = columns_descriptor(shared_address(s.weights[buffer]));
       const uint64_t values = rows_descriptor(shared_address(s.keys[buffer]) + half * kHalfBytes);
       wgmma_hold(sums);
       wgmma_fence();
@@ -416,13 +391,13 @@ __device__ void sum_values(const AttentionParams& p, Shared& s, int half) {
       wgmma_wait<0>();
       wgmma_hold(sums);
       if (block + 1 == work.num_blocks) {
-        factor[0] = s.factor[heads[0]];
-        factor[1] = s.factor[heads[1]];
+        factor[0] = s.factor[buffer][heads[0]];
+        factor[1] = s.factor[buffer][heads[1]];
       }
       __syncwarp();
       if (lane == 0) {
         barrier_arrive(shared_address(&s.keys_empty[buffer][half]));
-        barrier_arrive(shared_address(&s.weights_empty));
+        barrier_arrive(shared_address(&s.weights_empty[buffer]));
       }
     }
     write_out(p, work.token, half, sums, factor, heads, lane % 4);
@@ -449,11 +424,10 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
         barrier_init(shared_address(&s.keys_full[buffer][half]), 4);
         barrier_init(shared_address(&s.keys_empty[buffer][half]), 4);
       }
+      barrier_init(shared_address(&s.weights_full[buffer]), 4);
+      barrier_init(shared_address(&s.weights_empty[buffer]), 8);
+      barrier_init(shared_address(&s.listed[buffer]), 1);
     }
-    for (int list = 0; list < 2; ++list) barrier_init(shared_address(&s.listed[list]), 1);
-    for (int warp = 0; warp < 4; ++warp) barrier_init(shared_address(&s.staged[warp]), 16);
-    barrier_init(shared_address(&s.weights_full), 4);
-    barrier_init(shared_address(&s.weights_empty), 8);
     fence_barrier_init();
   }
   __syncthreads();
@@ -479,8 +453,7 @@ template <RowKind kCompressed>
 void launch_tiled(Stream& stream, const AttentionParams& p) {
   constexpr size_t kBytes = sizeof(Shared) + 1024;
   static const bool once = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(tiled_kernel<kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       kBytes));
+    DI_CUDA_CHECK(cudaFuncSetAttribute(tiled_kernel<kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)once;

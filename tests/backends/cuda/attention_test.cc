@@ -20,11 +20,8 @@ struct Shape {
   float q_scale = 1;
   int lowest_scale = -1, highest_scale = -1;  // codes of the packed types; -1: such that values are near 1
 };
-constexpr Shape kReal = {.heads = 64,
-                         .dim = 512,
-                         .pairs = 32,
-                         .window = RowType::kE4m3Group32,
-                         .compressed = RowType::kE2m1Group16};
+constexpr Shape kReal = {
+    .heads = 64, .dim = 512, .pairs = 32, .window = RowType::kE4m3Group32, .compressed = RowType::kE2m1Group16};
 
 // position < 0: a padding row. selected < 0: as many as there are, up to top_k.
 struct Token {
@@ -133,8 +130,7 @@ void rotate(float* head, int64_t dim, const float* cosine, const float* sine, in
 // Tokens of one sequence: everything that attention reads, on the host and on the card.
 class Problem {
  public:
-  Problem(Device& device, Stream& stream, const Shape& shape, const std::vector<Token>& tokens,
-          std::mt19937_64& random)
+  Problem(Device& device, Stream& stream, const Shape& shape, const std::vector<Token>& tokens, std::mt19937_64& random)
       : device_(device), stream_(stream), shape_(shape), tokens_(tokens) {
     int64_t rows = 1;
     for (const Token& t : tokens) rows = std::max(rows, t.position + 1);
@@ -192,7 +188,7 @@ class Problem {
     const OnCard<uint8_t> compressed_rows(device_, stream_, compressed_->bytes());
     const OnCard<std::byte*> window_table(device_, stream_, window_->table(window_rows.data()));
     const OnCard<std::byte*> compressed_table(device_, stream_, compressed_->table(compressed_rows.data()));
-    std::vector<std::byte* const*> window_tables, compressed_tables;
+    std::vector<std::byte*const*> window_tables, compressed_tables;
     for (int t : which) {
       const bool padding = t < 0 || tokens_[t].position < 0;
       window_tables.push_back(padding ? nullptr : window_table.data());
@@ -204,7 +200,8 @@ class Problem {
     const OnCard<int32_t> device_selected(device_, stream_, selected), device_num(device_, stream_, num_selected);
     const OnCard<float> device_cosine(device_, stream_, cosine), device_sine(device_, stream_, sine);
     const OnCard<float> device_sink(device_, stream_, sink_);
-    Tensor device_q(device_, stream_, shape_.type, n, width, stride), out(device_, stream_, shape_.type, n, width, stride);
+    Tensor device_q(device_, stream_, shape_.type, n, width, stride),
+        out(device_, stream_, shape_.type, n, width, stride);
     device_q.set(q);
 
     ops::AttentionArgs a;
@@ -330,10 +327,10 @@ class AttentionTest : public CudaTest {
   }
 };
 
-const std::vector<Token> kManyTokens = {{0},       {1},        {62},       {63, 1},        {64, 0},          {100, 28},
-                                        {127},     {128, 63},  {-1},       {129, 64},      {300, 65},        {700, 511},
-                                        {700},     {650, 300}, {640, 512}, {500, 20, 450}, {500, 512, 1000}, {500, 7, 500},
-                                        {130, 130}};
+const std::vector<Token> kManyTokens = {
+    {0},       {1},       {62},       {63, 1}, {64, 0},    {100, 28},  {127},          {128, 63},        {-1},
+    {129, 64}, {300, 65}, {700, 511}, {700},   {650, 300}, {640, 512}, {500, 20, 450}, {500, 512, 1000}, {500, 7, 500},
+    {130, 130}};
 
 TEST_F(AttentionTest, AgreesWithPlainLoopsOnSmallModelsOfEveryRowType) {
   for (RowType type :
@@ -341,7 +338,8 @@ TEST_F(AttentionTest, AgreesWithPlainLoopsOnSmallModelsOfEveryRowType) {
     for (ElementType element : kBothTypes) {
       const bool round = element == ElementType::kBf16;
       const Shape shape = {.window = type, .compressed = type, .type = element, .round = round};
-      check(shape, kManyTokens, std::string(name_of(element)) + " rows of type " + std::to_string(static_cast<int>(type)));
+      check(shape, kManyTokens,
+            std::string(name_of(element)) + " rows of type " + std::to_string(static_cast<int>(type)));
     }
   }
 }
@@ -349,8 +347,13 @@ TEST_F(AttentionTest, AgreesWithPlainLoopsOnSmallModelsOfEveryRowType) {
 TEST_F(AttentionTest, AgreesWithPlainLoopsOnOddShapes) {
   check({.heads = 1, .dim = 16, .pairs = 0, .window_size = 5, .top_k = 3}, kManyTokens, "one head of 16");
   check({.heads = 9, .dim = 144, .pairs = 16, .window_size = 200, .top_k = 100}, kManyTokens, "nine heads of 144");
-  check({.heads = 20, .dim = 512, .pairs = 32, .window = RowType::kF32, .compressed = RowType::kF32,
-         .type = ElementType::kF32, .round = false},
+  check({.heads = 20,
+         .dim = 512,
+         .pairs = 32,
+         .window = RowType::kF32,
+         .compressed = RowType::kF32,
+         .type = ElementType::kF32,
+         .round = false},
         {{400}, {10}}, "exact numerics");
 }
 
