@@ -1,0 +1,92 @@
+// From the sums of an item to rows in memory: the activation of gate and up, or plain products.
+//
+// Sums pass through shared memory, kStagedTokens at a time, so that a thread holds four consecutive outputs of a token
+// and eight neighbours a group of 32.
+#pragma once
+
+#include "backends/cuda/gemm_epilogue.cuh"
+
+namespace deepinfer::cuda {
+
+struct RowsOut {
+  __nv_bfloat16* data;
+  int64_t stride;
+  int num_outputs;
+};
+
+__device__ __forceinline__ void store_row4(const RowsOut& out, int row, int output, const float (&x)[4]) {
+  if (output >= out.num_outputs) return;  // outputs come in fours
+  uint2 bits = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])};
+  *reinterpret_cast<uint2*>(out.data + row * out.stride + output) = bits;
+}
+
+template <int kTokens, int N>
+__device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 2], int chunk, float scale, int thread) {
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      staging[(8 * j + column + i % 2) * kStagedStride + row + i / 2 * 8] = d[chunk * kTokens / 2 + 4 * j + i] * scale;
+    }
+  }
+}
+
+// gate * sigmoid(gate) * up * weight as ops::swiglu does it, the products having been rounded.
+__device__ __forceinline__ float activate(float gate, float up, float weight, float limit) {
+  gate = round_bf16(gate), up = round_bf16(up);
+  const float x = gate < limit ? gate : limit;
+  const float y = fminf(fmaxf(up, -limit), limit);
+  const float sigmoid = 1.0f / (1.0f + expf(-x));
+  return round_bf16(x * sigmoid * y * weight);
+}
+
+// Both warpgroups: the first has the sums of 64 gates, the second those of the same 64 ups. `staging`: room for
+// kTokens of both. `weights`: of the rows, or null for 1.
+template <int kTokens, int N>
+__device__ __forceinline__ void write_activation(const RowsOut& out, const float (&d)[N / 2], float scale, int first_row,
+                                                 int num_rows, int first_output, const float* weights, float limit,
+                                                 bool quantise, float* staging, int consumer) {
+  const int group = consumer / 128;
+#pragma unroll
+  for (int chunk = 0; chunk < N / kTokens; ++chunk) {
+    if (chunk * kTokens >= num_rows) break;
+    sync_threads(1, 256);  // the chunk before has been read
+    stage_sums<kTokens, N>(staging + group * kTokens * kStagedStride, d, chunk, scale, consumer % 128);
+    sync_threads(1, 256);
+#pragma unroll
+    for (int first = 0; first < kTokens; first += 16) {
+      const int local = first + consumer / 16, token = chunk * kTokens + local, column = consumer % 16 * 4;
+      if (local >= kTokens) break;  // by whole warps
+      const float4 gate = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
+      const float4 up = *reinterpret_cast<const float4*>(staging + (kTokens + local) * kStagedStride + column);
+      const float weight = weights != nullptr && token < num_rows ? __ldcg(weights + first_row + token) : 1.0f;
+      float x[4] = {activate(gate.x, up.x, weight, limit), activate(gate.y, up.y, weight, limit),
+                    activate(gate.z, up.z, weight, limit), activate(gate.w, up.w, weight, limit)};
+      if (quantise) fake_quant_e4m3(x);
+      if (token < num_rows) store_row4(out, first_row + token, first_output + column, x);
+    }
+  }
+}
+
+// One warpgroup's 64 outputs. `staging`: its own; `barrier` too.
+template <int kTokens, int N>
+__device__ __forceinline__ void write_products(const RowsOut& out, const float (&d)[N / 2], float scale, int first_row,
+                                               int num_rows, int first_output, float* staging, int barrier, int thread) {
+#pragma unroll
+  for (int chunk = 0; chunk < N / kTokens; ++chunk) {
+    if (chunk * kTokens >= num_rows) break;
+    sync_threads(barrier, 128);
+    stage_sums<kTokens, N>(staging, d, chunk, scale, thread);
+    sync_threads(barrier, 128);
+#pragma unroll
+    for (int first = 0; first < kTokens; first += 8) {
+      const int local = first + thread / 16, token = chunk * kTokens + local, column = thread % 16 * 4;
+      const float4 v = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
+      const float x[4] = {v.x, v.y, v.z, v.w};
+      if (token < num_rows) store_row4(out, first_row + token, first_output + column, x);
+    }
+  }
+}
+
+}  // namespace deepinfer::cuda
