@@ -1,11 +1,12 @@
 // `deepinfer bench`: `bench cpu` measures the machine and the kernels, `bench model` a checkpoint's forward pass,
-// `bench engine` the engine with many requests.
+// `bench engine` the engine with many requests, `bench gpu` a card.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 
 #include "cpu/cpu_bench.h"
+#include "deepinfer/bench_gpu.h"
 #include "deepinfer/common.h"
 #include "deepinfer/engine_flags.h"
 #include "engine/engine_bench.h"
@@ -201,7 +202,9 @@ Command add_bench(CLI::App& program) {
   cpu->add_option("--json", cpu_flags->json_path, "Also write the results to this file");
   CLI::App* engine = command->add_subcommand("engine", "Throughput and latency of the engine with many requests");
   const auto engine_flags = add_engine_bench(*engine);
+  const Command gpu = add_gpu_bench(*command);
   return [=] {
+    if (command->got_subcommand("gpu")) return gpu();
     if (engine->parsed()) {
       const Status status = bench_engine(*engine_flags);
       return status.ok() ? kExitOk : fail(status);

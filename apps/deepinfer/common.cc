@@ -39,10 +39,13 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNumericsNames), std::end(kNumericsNames))))
       ->capture_default_str()
       ->group("Model");
-  command.add_option("--threads", flags.cpu.num_threads, "CPU threads, 0 for all of this machine")
+  command.add_option("--device", flags.device.name, "Where the model runs: cpu, cuda")
       ->capture_default_str()
       ->group("Model");
-  command.add_option("--kernels", flags.cpu.kernels, "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16")
+  command.add_option("--threads", flags.device.threads, "CPU threads, 0 for all of this machine")
+      ->capture_default_str()
+      ->group("Model");
+  command.add_option("--kernels", flags.device.kernels, "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16")
       ->capture_default_str()
       ->group("Model");
   command.add_option("--engram-cache-rows", flags.engram_cache_rows, "Rows of each Engram table kept in memory")
@@ -53,7 +56,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 
 Result<RunningModel> open_model(const ModelFlags& flags) {
   RunningModel running;
-  DI_ASSIGN_OR_RETURN(running.device, make_cpu_device(flags.cpu));
+  DI_ASSIGN_OR_RETURN(running.device, make_device(flags.device));
   ProgressBar bar;
   ModelOptions options;
   options.numerics = *numerics_from_name(flags.numerics);

@@ -9,7 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "backends/cpu/cpu_device.h"
+#include "backends/backends.h"
 #include "base/status.h"
 #include "deepinfer/request.h"
 #include "runtime/loaded_model.h"
@@ -29,7 +29,7 @@ int fail(const Status& status);
 struct ModelFlags {
   std::string model;
   std::string numerics = "official";
-  CpuOptions cpu;
+  DeviceOptions device;
   int64_t engram_cache_rows = int64_t{1} << 16;
 };
 void add_model_flags(CLI::App& command, ModelFlags& flags);

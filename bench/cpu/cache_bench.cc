@@ -34,25 +34,30 @@ class Rows {
     const int64_t num_blocks = num_rows >> kBlockShift;
     memory_ = std::make_unique<std::byte[]>(num_blocks * block_bytes);
     for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(memory_.get() + b * block_bytes);
-    table_ = {blocks_.data(), kBlockShift, type, width};
+    token_blocks_.assign(kTokens, blocks_.data());
+    tables_ = {token_blocks_.data(), kBlockShift, type, width};
     std::mt19937 random(static_cast<uint32_t>(width));
-    const std::vector<float> values = normals(random, 64 * width);
-    const std::vector<const ops::RowTable*> tables(64, &table_);
-    std::vector<int64_t> numbers(64);
-    for (int64_t first = 0; first < num_rows; first += 64) {
-      std::iota(numbers.begin(), numbers.end(), first);
-      ops::write_rows(stream, {{values.data(), 64, width, width}, tables, numbers, quantiser});
+    const std::vector<float> values = normals(random, kTokens * width);
+    std::vector<int64_t> positions(kTokens);
+    for (int64_t first = 0; first < num_rows; first += kTokens) {
+      std::iota(positions.begin(), positions.end(), first);
+      ops::write_rows(stream, {.in = dense(values.data(), kTokens, width),
+                               .tables = tables_,
+                               .positions = positions.data(),
+                               .quantise = quantiser});
     }
   }
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
 
-  const ops::RowTable& table() const { return table_; }
+  const ops::RowTables& tables() const { return tables_; }
 
  private:
+  static constexpr int64_t kTokens = 64;  // of a step that writes
   std::unique_ptr<std::byte[]> memory_;
   std::vector<std::byte*> blocks_;
-  ops::RowTable table_;
+  std::vector<std::byte* const*> token_blocks_;
+  ops::RowTables tables_;
 };
 
 // The caches of one format, and what it took to read them.
@@ -86,6 +91,8 @@ std::vector<CacheResult> bench_caches(const CacheBenchOptions& options) {
   const std::vector<float> weights = normals(random, kIndexHeads), sink(kHeads, 0.0f);
   std::vector<float> out(kHeads * kDim);
   std::vector<int32_t> rows(kSelected), found(kSelected);
+  const int64_t attention_position = kWindow - 1, index_position = kRows - 1;
+  const int32_t num_rows = kSelected;
   int32_t num_found = 0;
   double spent = 0;
   for (int round = 0; spent < options.seconds || all[0]->attention_times.size() < 12; ++round) {
@@ -93,25 +100,29 @@ std::vector<CacheResult> bench_caches(const CacheBenchOptions& options) {
       rows[i] = static_cast<int32_t>(i * (kRows / kSelected) + random() % (kRows / kSelected));
     }
     for (const auto& caches : all) {
-      const ops::AttentionQuery query{&caches->window.table(),     0,           kWindow,
-                                      &caches->compressed.table(), rows.data(), kSelected};
       const double attention = seconds_of([&] {
-        ops::attention(*stream, {{out.data(), 1, kHeads * kDim, kHeads * kDim},
-                                 {q.data(), 1, kHeads * kDim, kHeads * kDim},
-                                 {&query, 1},
-                                 sink.data(),
-                                 kHeads,
-                                 true});
+        ops::attention(*stream, {.out = dense(out.data(), 1, kHeads * kDim),
+                                 .q = dense(q.data(), 1, kHeads * kDim),
+                                 .positions = &attention_position,
+                                 .window = caches->window.tables(),
+                                 .window_size = kWindow,
+                                 .compressed = caches->compressed.tables(),
+                                 .selected = dense<const int32_t>(rows.data(), 1, kSelected),
+                                 .num_selected = &num_rows,
+                                 .sink = sink.data(),
+                                 .num_heads = kHeads,
+                                 .round_to_bf16 = true});
       });
-      const ops::IndexQuery index_query{&caches->keys.table(), kRows};
       const double index = seconds_of([&] {
-        ops::index_select(*stream, {{found.data(), 1, kSelected, kSelected},
-                                    {&num_found, 1},
-                                    {index_q.data(), 1, kIndexHeads * kIndexDim, kIndexHeads * kIndexDim},
-                                    {weights.data(), 1, kIndexHeads, kIndexHeads},
-                                    {&index_query, 1},
-                                    kIndexHeads,
-                                    kSelected});
+        ops::index_select(*stream, {.selected = dense(found.data(), 1, kSelected),
+                                    .num_selected = &num_found,
+                                    .q = dense(index_q.data(), 1, kIndexHeads * kIndexDim),
+                                    .head_weights = dense(weights.data(), 1, kIndexHeads),
+                                    .keys = caches->keys.tables(),
+                                    .positions = &index_position,
+                                    .max_visible = kRows,
+                                    .num_heads = kIndexHeads,
+                                    .top_k = kSelected});
       });
       spent += attention + index;
       if (round == 0) continue;  // grows buffers
@@ -124,8 +135,8 @@ std::vector<CacheResult> bench_caches(const CacheBenchOptions& options) {
     results.push_back({.set = options.kernels,
                        .format = std::string(name_of(caches->format)),
                        .num_threads = options.num_threads,
-                       .attention_row_bytes = ops::row_bytes(caches->compressed.table().type, kDim),
-                       .index_row_bytes = ops::row_bytes(caches->keys.table().type, kIndexDim),
+                       .attention_row_bytes = ops::row_bytes(caches->compressed.tables().type, kDim),
+                       .index_row_bytes = ops::row_bytes(caches->keys.tables().type, kIndexDim),
                        .attention_ns = caches->attention_times.p50() * 1e9 / (kWindow + kSelected),
                        .index_ns = caches->index_times.p50() * 1e9 / kRows});
   }

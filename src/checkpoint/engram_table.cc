@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -21,25 +21,13 @@ constexpr int64_t kMaxCacheRows = int64_t{1} << 30;
 constexpr size_t kMaxWaitingRows = size_t{1} << 20;  // bounds the queue if the disk cannot keep up
 constexpr size_t kAdviceRows = 512;                  // rows whose pages are asked for before the first is waited for
 
-// e4m3_to_float as integer arithmetic without branches, so that compilers turn the loop over a row into vector code.
-float widen(uint8_t code) {
-  const uint32_t magnitude = code & 0x7Fu;
-  const uint32_t is_subnormal = magnitude < 8 ? 1u : 0u;
-  const uint32_t nan = magnitude == 0x7F ? 0x7FC00000u : 0u;
-  // A subnormal m * 2^-9 is read as 2^-6 * (1 + m / 8), minus 2^-6.
-  const uint32_t bits = (magnitude << 20) + ((120u + is_subnormal) << 23);
-  const float value = std::bit_cast<float>(bits | nan) - std::bit_cast<float>(is_subnormal * 0x3C800000u);
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | (code & 0x80u) << 24);
-}
-
-// out[i] = codes[i] * scale. Returns the largest exponent field: all ones if some value is infinite or not a number.
-uint32_t decode_block(const uint8_t* __restrict codes, float scale, float* __restrict out) {
-  uint32_t largest_exponent = 0;
-  for (int64_t i = 0; i < kBlock; ++i) {
-    out[i] = widen(codes[i]) * scale;
-    largest_exponent = std::max(largest_exponent, std::bit_cast<uint32_t>(out[i]) & 0x7F800000u);
-  }
-  return largest_exponent;
+// False if some code is not a number or some scale so large that a product might be infinite.
+bool surely_finite(std::span<const uint8_t> codes, std::span<const uint8_t> scales) {
+  constexpr uint8_t kLargestSafeScale = 127 + 119;  // the largest code is 448 < 2^9
+  uint32_t bad = 0;
+  for (const uint8_t code : codes) bad |= (code & 0x7F) == 0x7F ? 1u : 0u;
+  for (const uint8_t scale : scales) bad |= scale > kLargestSafeScale ? 1u : 0u;
+  return bad == 0;
 }
 
 // Asks for the pages of sorted rows, one request a run of rows that lie within two pages of each other.
@@ -174,11 +162,10 @@ void EngramTable::copy_row(int64_t row, std::byte* out) const {
   std::memcpy(out + dim_, scales_ + row * scales_per_row_, static_cast<size_t>(scales_per_row_));
 }
 
-Status EngramTable::gather(std::span<const int64_t> rows, float* out) {
+Status EngramTable::gather(std::span<const int64_t> rows, uint8_t* codes, uint8_t* scales) {
   std::array<std::byte, kMaxRowBytes> raw;
   int64_t hits = 0;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const int64_t row = rows[i];
+  for (const int64_t row : rows) {
     if (row < 0 || row >= num_rows_)
       return invalid_input(
           "Engram table {}: row {} asked for, but it has {} rows; token map and config do not belong "
@@ -190,27 +177,28 @@ Status EngramTable::gather(std::span<const int64_t> rows, float* out) {
       copy_row(row, raw.data());
       cache_.insert(row, raw.data());
     }
-    DI_RETURN_IF_ERROR(decode(row, raw.data(), out + static_cast<int64_t>(i) * dim_));
+    std::memcpy(codes, raw.data(), static_cast<size_t>(dim_));
+    std::memcpy(scales, raw.data() + dim_, static_cast<size_t>(scales_per_row_));
+    if (!surely_finite({codes, static_cast<size_t>(dim_)}, {scales, static_cast<size_t>(scales_per_row_)}))
+      DI_RETURN_IF_ERROR(check_finite(row, codes, scales));
+    codes += dim_;
+    scales += scales_per_row_;
   }
   hits_.fetch_add(hits, std::memory_order_relaxed);
   misses_.fetch_add(static_cast<int64_t>(rows.size()) - hits, std::memory_order_relaxed);
   return {};
 }
 
-Status EngramTable::decode(int64_t row, const std::byte* raw, float* out) const {
-  const auto* codes = reinterpret_cast<const uint8_t*>(raw);
-  uint32_t largest_exponent = 0;
-  for (int64_t block = 0; block < scales_per_row_; ++block) {
-    const int64_t begin = block * kBlock;
-    largest_exponent =
-        std::max(largest_exponent, decode_block(codes + begin, e8m0_to_float(codes[dim_ + block]), out + begin));
+Status EngramTable::check_finite(int64_t row, const uint8_t* codes, const uint8_t* scales) const {
+  for (int64_t column = 0; column < dim_; ++column) {
+    const uint8_t scale = scales[column / kBlock];
+    if (std::isfinite(e4m3_to_float(codes[column]) * e8m0_to_float(scale))) continue;
+    return invalid_input(
+        "Engram table {}: row {} column {} is not a finite number (code 0x{:02x}, scale {}); the file is "
+        "damaged, download it again",
+        shown(name_), row, column, codes[column], scale);
   }
-  if (largest_exponent != 0x7F800000u) return {};
-  const auto bad = std::find_if(out, out + dim_, [](float value) { return !std::isfinite(value); }) - out;
-  return invalid_input(
-      "Engram table {}: row {} column {} is not a finite number (code 0x{:02x}, scale {}); the file is "
-      "damaged, download it again",
-      shown(name_), row, bad, std::to_integer<uint8_t>(raw[bad]), std::to_integer<uint8_t>(raw[dim_ + bad / kBlock]));
+  return {};
 }
 
 }  // namespace deepinfer

@@ -1,5 +1,5 @@
-// EngramTable: rows of one n-gram table, decoded on demand. The table itself (some 100 GB) stays in the mapped file;
-// only rows that were asked for are touched, and a bounded cache keeps copies of those read last.
+// EngramTable: rows of one n-gram table, checked and copied on demand. The table itself (some 100 GB) stays in the
+// mapped file; only rows that were asked for are touched, and a bounded cache keeps copies of those read last.
 //
 // `prefetch` hands rows to a background thread that reads them from the disk into the cache; `gather` takes rows from
 // the cache or straight from the mapping. Values never depend on which. Thread-safe. The checkpoint must outlive it.
@@ -46,9 +46,10 @@ class EngramTable {
   // Returns at once. Repeated and already cached rows cost little; rows outside of the table are ignored (gather
   // reports them).
   void prefetch(std::span<const int64_t> rows);
-  // out: [rows.size(), dim], value = e4m3 * 2^(scale - 127). Fails if a row is outside of the table or holds a value
-  // that is not finite; `out` is then partly written. Does not allocate.
-  Status gather(std::span<const int64_t> rows, float* out);
+  // The rows as they are stored: codes [rows.size(), dim] and scales [rows.size(), dim / 32], value = e4m3 * 2^(scale -
+  // 127). Fails if a row is outside of the table or holds a value that is not finite; what was copied is then partly
+  // written. Does not allocate.
+  Status gather(std::span<const int64_t> rows, uint8_t* codes, uint8_t* scales);
 
   // Waits until no prefetched row is waiting (for tests and measurements).
   void wait_for_prefetch();
@@ -60,7 +61,7 @@ class EngramTable {
   void run_prefetch();
   void fetch(std::span<const int64_t> rows, std::byte* scratch);
   void copy_row(int64_t row, std::byte* out) const;
-  Status decode(int64_t row, const std::byte* raw, float* out) const;
+  Status check_finite(int64_t row, const uint8_t* codes, const uint8_t* scales) const;
 
   std::string name_;
   int64_t num_rows_;

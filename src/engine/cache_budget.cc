@@ -17,7 +17,7 @@ int64_t blocks_of_short(const CacheGroup& group) {
 }  // namespace
 
 Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions& options, int64_t bytes,
-                               int64_t memory) {
+                               const CacheMemory& memory) {
   const size_t num_groups = layout.groups.size();
   const std::vector<int32_t> least = Scheduler::least_blocks(layout, options);
   std::vector<int64_t> blocks(num_groups), most(num_groups);
@@ -34,7 +34,7 @@ Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions
     most[g] = blocks[g] + slots * long_one;
     full += most[g] * group.block_bytes;
   }
-  if (bytes == 0) bytes = std::clamp(full, needed, std::max(needed, memory / 2));
+  if (bytes == 0) bytes = std::clamp(full, needed, std::max(needed, memory.by_default));
   if (bytes < needed) {
     return invalid_input(
         "kv_cache_bytes {}: one sequence of {} tokens (max_model_len) and {} slots (max_num_seqs) need {} MB; give "
@@ -42,11 +42,11 @@ Result<CacheBudget> plan_cache(const CacheLayout& layout, const SchedulerOptions
         "or lower one of them",
         bytes, options.max_model_len, options.max_num_seqs, (needed >> 20) + 1);
   }
-  if (needed > memory) {
+  if (needed > memory.free) {
     return Status(ErrorCode::kOutOfMemory,
                   fmt::format("the cache needs {} MB for one sequence of {} tokens (max_model_len) and {} slots "
                               "(max_num_seqs), {} MB are free; lower one of them",
-                              needed >> 20, options.max_model_len, options.max_num_seqs, memory >> 20));
+                              needed >> 20, options.max_model_len, options.max_num_seqs, memory.free >> 20));
   }
   // The rest in the proportion that the full cache has.
   const double share = full > needed ? std::min(1.0, static_cast<double>(bytes - needed) / (full - needed)) : 0;

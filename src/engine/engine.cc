@@ -12,6 +12,7 @@
 #include "engine/fingerprint.h"
 #include "engine/request_stream.h"
 #include "engine/settings.h"
+#include "runtime/device_blocks.h"
 #include "runtime/loaded_model.h"
 #include "runtime/model_executor.h"
 #include "sampling/philox.h"
@@ -36,7 +37,7 @@ struct Limits {
 
 // The bytes of the cache's tiers.
 struct Tiers {
-  std::unique_ptr<HostBlocks> device;
+  std::unique_ptr<DeviceBlocks> device;
   std::unique_ptr<HostBlocks> host;
   std::unique_ptr<DiskStore> disk;
   std::vector<UnitRecord> found_on_disk;
@@ -60,7 +61,26 @@ Result<ReplayOptions> replay_options(const EngineSettings& settings, const Model
   return replay;
 }
 
-Result<Limits> plan_limits(const EngineSettings& settings, const Model& model) {
+// Rows of the largest steps.
+StepInputs::Shape largest_step(const SchedulerOptions& options) {
+  const int64_t tokens = std::max<int64_t>(options.max_num_batched_tokens, options.max_num_seqs);
+  return {.tokens = tokens,
+          .kept = options.replay.mode == ReplayMode::kCompact ? tokens : 0,
+          .logits = options.max_num_seqs};
+}
+
+// What the cache may take. A device with memory of its own has nothing else to do with what steps leave; the memory of
+// the host serves others too.
+CacheMemory cache_memory(const Device& device, const Model& model, const SchedulerOptions& options) {
+  if (device.shares_host_memory()) {
+    const int64_t free = free_memory();
+    return {.free = free, .by_default = free / 2};
+  }
+  const int64_t free = std::max<int64_t>(0, device.free_bytes() - model.step_bytes(largest_step(options)));
+  return {.free = free, .by_default = free - free / 10};
+}
+
+Result<Limits> plan_limits(const EngineSettings& settings, const Device& device, const Model& model) {
   Limits limits;
   SchedulerOptions& s = limits.scheduler;
   const int64_t context = model.config().max_position_embeddings;
@@ -76,11 +96,12 @@ Result<Limits> plan_limits(const EngineSettings& settings, const Model& model) {
   s.prefix_unit_interval = settings.prefix_unit_interval;
   s.max_backtracking = settings.max_backtracking_tokens;
   DI_ASSIGN_OR_RETURN(s.replay, replay_options(settings, model));
-  Result<CacheBudget> budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, free_memory());
+  const CacheMemory memory = cache_memory(device, model, s);
+  Result<CacheBudget> budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, memory);
   // A context that nobody asked for is cut to what fits.
   while (!budget.ok() && settings.max_model_len == 0 && s.max_model_len > 4096) {
     s.max_model_len /= 2;
-    budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, free_memory());
+    budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, memory);
   }
   DI_ASSIGN_OR_RETURN(limits.cache, std::move(budget));
   if (settings.host_cache_bytes > 0) {
@@ -90,13 +111,15 @@ Result<Limits> plan_limits(const EngineSettings& settings, const Model& model) {
   return limits;
 }
 
-Result<Tiers> open_tiers(const EngineSettings& settings, const Limits& limits, const CacheLayout& layout,
-                         const std::string& fingerprint) {
+Result<Tiers> open_tiers(const EngineSettings& settings, Device& device, const Limits& limits,
+                         const CacheLayout& layout, const std::string& fingerprint) {
   Tiers tiers;
   tiers.fingerprint = cache_fingerprint(layout, fingerprint);
-  DI_ASSIGN_OR_RETURN(tiers.device, HostBlocks::allocate(layout, limits.cache.num_blocks));
+  DI_ASSIGN_OR_RETURN(tiers.device, DeviceBlocks::allocate(device, layout, limits.cache.num_blocks));
   if (limits.host_blocks.empty()) return tiers;
-  DI_ASSIGN_OR_RETURN(tiers.host, HostBlocks::allocate(layout, limits.host_blocks));
+  HostBlocks::Memory memory = HostBlocks::map_memory;
+  if (!device.shares_host_memory()) memory = [&device](int64_t bytes) { return device.allocate_pinned(bytes); };
+  DI_ASSIGN_OR_RETURN(tiers.host, HostBlocks::allocate(layout, limits.host_blocks, memory));
   if (settings.disk_cache_dir.empty()) return tiers;
   DiskStoreOptions options{.directory = settings.disk_cache_dir, .fingerprint = tiers.fingerprint};
   if (settings.disk_cache_bytes > 0) options.max_bytes = settings.disk_cache_bytes;
@@ -305,10 +328,12 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::
   }
   DI_ASSIGN_OR_RETURN(const EngineSettings settings, read_engine_settings(sources));
   if (settings.model.empty()) return invalid_input("model: give the folder of a checkpoint");
-  DI_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, make_device({.name = settings.device,
-                                                                   .threads = static_cast<int>(settings.threads),
-                                                                   .bind_threads = settings.bind_threads,
-                                                                   .kernels = settings.kernels}));
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
+                      make_device({.name = settings.device,
+                                   .threads = static_cast<int>(settings.threads),
+                                   .bind_threads = settings.bind_threads,
+                                   .kernels = settings.kernels,
+                                   .gpu_memory_utilization = settings.gpu_memory_utilization}));
   NoBlocking::disabled() = settings.disable_sync_guard;
   const auto tell = [&](uint64_t done, uint64_t total) {
     if (progress) progress(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
@@ -318,9 +343,11 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::
                                                       .kv_format = *kv_format_from_name(settings.kv_cache_format),
                                                       .engram_cache_rows = settings.engram_cache_rows,
                                                       .progress = tell}));
-  DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *loaded.model));
+  DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *device, *loaded.model));
   std::string fingerprint = make_fingerprint(*device, *loaded.model, limits.scheduler.replay);
-  DI_ASSIGN_OR_RETURN(Tiers tiers, open_tiers(settings, limits, loaded.model->kv_layout().cache, fingerprint));
+  DI_ASSIGN_OR_RETURN(Tiers tiers, open_tiers(settings, *device, limits, loaded.model->kv_layout().cache, fingerprint));
+  // Where it counts, steps take their memory now: too little is told at the start, and nothing moves later.
+  if (!device->shares_host_memory()) DI_RETURN_IF_ERROR(loaded.model->reserve(largest_step(limits.scheduler)));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(device), std::move(loaded), settings, limits,
                                                               std::move(fingerprint), std::move(tiers)));
 }

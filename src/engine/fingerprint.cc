@@ -25,7 +25,8 @@ uint64_t model_digest(const Model& model) {
 
 std::string make_fingerprint(const Device& device, const Model& model, const ReplayOptions& replay) {
   // The sets of kernels that give the same bits share a name.
-  const std::string set = device.kernel_set() == "avx512_bf16" ? "avx512_bf16" : "fp32";
+  const std::string name = device.kernel_set();
+  const std::string set = name == "reference" || name == "avx2" || name == "avx512" ? "fp32" : name;
   const std::string kept =
       replay.mode == ReplayMode::kOff ? "replay-off" : fmt::format("replay-{}", replay.keep_tokens);
   const std::string stored = model.kv_layout().format == KvFormat::kFp8 ? "kv-fp8/" : "";

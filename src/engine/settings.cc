@@ -15,13 +15,12 @@ using Table = SettingsOf<EngineSettings>;
 constexpr int64_t kMany = int64_t{1} << 30;
 constexpr int64_t kLargestRank = 4096;
 
-// "cpu", or a sentence for the names of backends that this build lacks.
+// The names of the backends; whether this build has one is told by who makes the device.
 Result<std::string> read_device(std::string_view text) {
-  if (text == "cpu") return std::string(text);
-  if (text == "nvidia" || text == "cuda" || text == "ascend") {
-    return unsupported("cpu: no {} backend is built", text == "ascend" ? "Ascend" : "CUDA");
-  }
-  return invalid_input("cpu, the only backend of this build");
+  if (text == "cpu" || text == "cuda") return std::string(text);
+  if (text == "nvidia") return std::string("cuda");
+  if (text == "ascend") return unsupported("cpu or cuda: no Ascend backend is built");
+  return invalid_input("cpu or cuda");
 }
 
 Result<int64_t> read_keep_tokens(std::string_view text) {
@@ -41,7 +40,9 @@ void add_model(Table& table) {
       .text("model", &EngineSettings::model, "a folder",
             "Checkpoint: `config.json`, `*.safetensors`, `tokenizer.json`. Required.")
       .alias("hf_model_dir");
-  table.bind("device", &EngineSettings::device, "`cpu`", "Where the model runs.", read_device, as_is)
+  table
+      .bind("device", &EngineSettings::device, "`cpu`, `cuda`",
+            "Where the model runs. `cuda` needs a build with CUDA; `nvidia` means the same.", read_device, as_is)
       .alias("accelerator");
   table.choice("numerics", &EngineSettings::numerics, {std::begin(kNumericsNames), std::end(kNumericsNames)},
                "Rounding: the vendor's, or linear inputs kept in BF16, or none (fp32). Changes results.");
@@ -159,13 +160,11 @@ void add_speculation(Table& table) {
 
 void add_accelerators(Table& table) {
   table.begin_group("Accelerators");
-  table
-      .number("gpu_memory_utilization", &EngineSettings::gpu_memory_utilization, 0.01, 1,
-              "Share of a GPU's memory to use.")
-      .refuse("No GPU backend is built; kv_cache_bytes sets the memory of the cache on the CPU.");
-  table.refused("index_attn_memory_limit", "", "The CPU's indexer has no workspace of a size to choose.");
-  table.refused("engram_force_gpu_storage", "0",
-                "No GPU backend is built: Engram rows stay in the host's files and memory.");
+  table.number(
+      "gpu_memory_utilization", &EngineSettings::gpu_memory_utilization, 0.01, 1,
+      "Share of a GPU's memory to use, for weights, caches and everything else. Without a GPU it means nothing.");
+  table.refused("index_attn_memory_limit", "", "The indexer has no workspace of a size to choose.");
+  table.refused("engram_force_gpu_storage", "0", "Engram rows stay in the host's files and memory.");
   table.refused("engram_pad_token", "", "The padding token of the Engram hashes is the one that config.json names.");
 }
 

@@ -2,104 +2,107 @@
 
 #include "model/compressor.h"
 #include "model/indexer.h"
+#include "ops/attention.h"
 
 namespace deepinfer {
 namespace {
 
-// kv: normalised, not yet rotated. Rotates it and appends it, quantised, as the tokens' window rows.
-void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, MatrixView<float> kv) {
-  Workspace& w = c.work;
-  ops::rope(c.stream, {kv, 1, angles.cosine, angles.sine, false, c.rounding.round_to_bf16});
-  w.row_tables.clear();
-  for (const SequenceState* state : c.layout.states) w.row_tables.push_back(&state->window(layer));
-  ops::write_rows(c.stream, {kv, w.row_tables, c.layout.positions, c.cache_quantiser(ops::FakeQuant::kE4m3Group32)});
+// kv: normalised, not yet rotated. Appends it, rotated and quantised, as the tokens' window rows.
+void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, ConstTensorView kv) {
+  ops::write_rows(c.stream, {.in = kv,
+                             .tables = c.rows.tables_of(c.kv.members[c.kv.window[layer]]),
+                             .positions = c.rows.positions,
+                             .quantise = c.cache_quantiser(ops::FakeQuant::kE4m3Group32),
+                             .cosine = angles.cosine,
+                             .sine = angles.sine,
+                             .round_to_bf16 = c.rounding.round_to_bf16});
 }
 
-void attend(ForwardContext& c, int layer, const AttentionWeights& weights, MatrixView<const float> q,
-            MatrixView<float> out) {
-  Workspace& w = c.work;
+void attend(ForwardContext& c, int layer, const AttentionWeights& weights, ConstTensorView q, const RopeAngles& angles,
+            TensorView out) {
   const LayerRole& role = c.plan.layers[layer];
-  const bool decoder = c.plan.first_decoder_layer >= 0 && layer > c.plan.first_decoder_layer;
-  w.attention_queries.clear();
-  for (int64_t t = 0; t < c.num_tokens(); ++t) {
-    const SequenceState& state = *c.layout.states[t];
-    const int64_t end = c.layout.positions[t] + 1;
-    int64_t begin = std::max<int64_t>(0, end - c.config.sliding_window);
-    // With bounded replay the decoder has no rows before its first token; its first layer has them all.
-    if (decoder && c.layout.decoder_begin[t] < end) begin = std::max(begin, c.layout.decoder_begin[t]);
-    ops::AttentionQuery query{&state.window(layer), begin, end};
-    if (role.compress_ratio > 0) {
-      query.compressed = &state.compressed(role.kv_source);
-      query.selected = c.selection.rows.row(t);
-      query.num_selected = c.selection.num_rows[t];
-    }
-    w.attention_queries.push_back(query);
+  ops::AttentionArgs args{.out = out,
+                          .q = q,
+                          .positions = c.rows.positions,
+                          .window = c.rows.tables_of(c.kv.members[c.kv.window[layer]]),
+                          .window_size = c.config.sliding_window,
+                          .sink = weights.sink.data(),
+                          .num_heads = c.config.num_attention_heads,
+                          .cosine = angles.cosine,
+                          .sine = angles.sine,
+                          .round_to_bf16 = c.rounding.round_to_bf16};
+  // With bounded replay the decoder has no rows before its first token; its first layer has them all.
+  if (c.plan.first_decoder_layer >= 0 && layer > c.plan.first_decoder_layer)
+    args.first_window_row = c.rows.decoder_begin;
+  if (role.compress_ratio > 0) {
+    args.compressed = c.rows.tables_of(c.kv.members[c.kv.compressed[role.kv_source]]);
+    args.selected = c.selection.rows;
+    args.num_selected = c.selection.num_rows;
   }
-  ops::attention(c.stream, {out, q, w.attention_queries, weights.sink.data(), c.config.num_attention_heads,
-                            c.rounding.round_to_bf16});
+  ops::attention(c.stream, args);
 }
 
 // o: [num_tokens, heads * head_dim] -> y. Each group of heads has its own first factor.
-void project_output(ForwardContext& c, const AttentionWeights& weights, MatrixView<const float> o,
-                    MatrixView<float> y) {
+void project_output(ForwardContext& c, const AttentionWeights& weights, ConstTensorView o, TensorView y) {
   Workspace& w = c.work;
   const int64_t groups = c.config.o_groups;
   const int64_t group_in = o.cols / groups;
   const int64_t group_out = c.config.o_lora_rank;
-  const MatrixView<float> grouped = w.grouped.matrix(c.num_tokens(), groups * group_out);
+  const TensorView grouped = w.grouped.rows(c.num_tokens());
   w.tasks.clear();
   for (int64_t g = 0; g < groups; ++g) {
-    w.tasks.push_back(c.linear_task(grouped.columns(g * group_out, (g + 1) * group_out),
-                                    o.columns(g * group_in, (g + 1) * group_in), weights.wo_a[g]));
+    ops::LinearTask& task =
+        w.tasks.emplace_back(c.linear_task(grouped.columns(g * group_out, (g + 1) * group_out),
+                                           o.columns(g * group_in, (g + 1) * group_in), weights.wo_a[g]));
+    task.quantise_output = c.rounding.quantise_linear_inputs;
   }
   ops::linear(c.stream, w.tasks);
-  const ops::LinearTask last = c.linear_task(y, c.linear_input(grouped, w.grouped_quantised), weights.wo_b);
+  const ops::LinearTask last = c.linear_task(y, grouped, weights.wo_b);
   ops::linear(c.stream, {&last, 1});
 }
 
 }  // namespace
 
-void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weights, MatrixView<const float> u,
-                     MatrixView<float> y, AttentionPart part) {
+void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weights, const SublayerInput& u,
+                     TensorView y, AttentionPart part) {
   Workspace& w = c.work;
-  const ModelConfig& config = c.config;
+  const int64_t n = c.num_tokens();
   const LayerRole& role = c.plan.layers[layer];
   const RopeAngles& angles = c.angles[static_cast<int>(role.rope)];
+  const float eps = c.config.rms_norm_eps;
   const bool round = c.rounding.round_to_bf16;
   const bool rows = part != AttentionPart::kQueries;
   const bool queries = part != AttentionPart::kRows;
 
   // Everything that reads u, in one call.
-  const MatrixView<const float> u_in = c.linear_input(u, w.u_quantised);
-  const MatrixView<float> q_latent = w.q_latent.matrix(c.num_tokens(), config.q_lora_rank);
-  const MatrixView<float> kv = w.kv.matrix(c.num_tokens(), config.head_dim);
+  const TensorView q_latent = w.q_latent.rows(n);
+  const TensorView kv = w.kv.rows(n);
   w.tasks.clear();
-  if (queries) w.tasks.push_back(c.linear_task(q_latent, u_in, weights.wq_a));
-  if (rows) w.tasks.push_back(c.linear_task(kv, u_in, weights.wkv));
-  if (rows && weights.compressor) add_compressor_tasks(c, *weights.compressor, role.compress_ratio, u);
-  if (queries && weights.indexer) add_index_weight_task(c, *weights.indexer, u);
+  if (queries) w.tasks.push_back(c.linear_task(q_latent, u.linear, weights.wq_a));
+  if (rows) w.tasks.push_back(c.linear_task(kv, u.linear, weights.wkv));
+  if (rows && weights.compressor) add_compressor_tasks(c, *weights.compressor, role.compress_ratio, u.plain);
+  if (queries && weights.indexer) add_index_weight_task(c, *weights.indexer, u.plain);
   ops::linear(c.stream, w.tasks);
   if (rows) {
-    ops::rms_norm(c.stream, {kv, kv, weights.kv_norm.data(), config.rms_norm_eps, round});
+    ops::rms_norm(c.stream, {kv, kv, weights.kv_norm.data(), eps, round});
     write_window_rows(c, layer, angles, kv);
     if (weights.compressor) write_compressed_rows(c, layer, *weights.compressor);
   }
   if (!queries) return;
 
   // Everything that reads the query latent.
-  ops::rms_norm(c.stream, {q_latent, q_latent, weights.q_norm.data(), config.rms_norm_eps, round});
-  const MatrixView<const float> q_in = c.linear_input(q_latent, w.q_latent_quantised);
-  const MatrixView<float> q = w.q.matrix(c.num_tokens(), config.num_attention_heads * config.head_dim);
+  const TensorView quantised = c.quantised(w.q_latent_quantised);
+  ops::rms_norm(c.stream, {q_latent, q_latent, weights.q_norm.data(), eps, round, quantised});
+  const ConstTensorView q_in = quantised ? quantised : q_latent;
+  const TensorView q = w.q.rows(n);
   w.tasks.clear();
   w.tasks.push_back(c.linear_task(q, q_in, weights.wq_b));
   if (weights.indexer) add_index_query_task(c, *weights.indexer, q_in);
   ops::linear(c.stream, w.tasks);
-  ops::rope(c.stream, {q, config.num_attention_heads, angles.cosine, angles.sine, false, round});
   if (weights.indexer) select_rows(c, layer, angles);
 
-  const MatrixView<float> attended = w.attended.matrix(c.num_tokens(), q.cols);
-  attend(c, layer, weights, q, attended);
-  ops::rope(c.stream, {attended, config.num_attention_heads, angles.cosine, angles.sine, true, round});
+  const TensorView attended = w.attended.rows(n);
+  attend(c, layer, weights, q, angles, attended);
   project_output(c, weights, attended, y);
 }
 

@@ -13,10 +13,10 @@ enum class AttentionPart {
   kQueries,  // only what follows: they are written
 };
 
-// u: [num_tokens, hidden], normalised input; y: [num_tokens, hidden]. Writes the layer's window rows and, for a source,
-// its compressed rows and index keys into the sequences' states; an index source replaces context.selection. y may be
-// empty for kRows.
-void attention_layer(ForwardContext& context, int layer, const AttentionWeights& weights, MatrixView<const float> u,
-                     MatrixView<float> y, AttentionPart part = AttentionPart::kAll);
+// u: [num_tokens, hidden]; y: [num_tokens, hidden]. Writes the layer's window rows and, for a source, its compressed
+// rows and index keys into the sequences' states; an index source replaces context.selection. y may be absent for
+// kRows.
+void attention_layer(ForwardContext& context, int layer, const AttentionWeights& weights, const SublayerInput& u,
+                     TensorView y, AttentionPart part = AttentionPart::kAll);
 
 }  // namespace deepinfer

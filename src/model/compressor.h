@@ -7,9 +7,8 @@
 
 namespace deepinfer {
 
-// Adds the products of u to context.work.tasks; they fill work.compressor_rows.
-void add_compressor_tasks(ForwardContext& context, const CompressorWeights& weights, int ratio,
-                          MatrixView<const float> u);
+// Adds the products of u to context.work.tasks.
+void add_compressor_tasks(ForwardContext& context, const CompressorWeights& weights, int ratio, ConstTensorView u);
 
 // After the tasks ran: writes every row that the step's tokens complete.
 void write_compressed_rows(ForwardContext& context, int layer, const CompressorWeights& weights);

@@ -2,74 +2,87 @@
 
 #include "model/attention_layer.h"
 #include "model/moe_layer.h"
-#include "ops/mhc.h"
 
 namespace deepinfer {
 namespace {
 
-// u = norm(collapse(streams, pre)).
-void collapse(ForwardContext& c, const std::vector<float>& norm, MatrixView<float> streams, MatrixView<float> pre,
-              MatrixView<float> u) {
-  ops::mhc_collapse(c.stream, {u, streams, pre, norm.data(), c.config.rms_norm_eps, c.rounding.round_to_bf16});
+ops::MhcWeights mhc_weights(const ForwardContext& c, const MhcWeights& weights) {
+  return {.fn = &weights.fn,
+          .scale = weights.scale.data(),
+          .base = weights.base.data(),
+          .num_streams = c.config.hc_mult,
+          .iterations = static_cast<int>(c.config.hc_sinkhorn_iters),
+          .eps = c.config.hc_eps,
+          .norm_eps = c.config.rms_norm_eps};
 }
 
-// pre, post and mix become this sublayer's, computed from the streams that it collapsed.
-void compute_coefficients(ForwardContext& c, const MhcWeights& weights, MatrixView<float> streams,
-                          MatrixView<float> pre) {
-  const ModelConfig& config = c.config;
-  const int64_t h = config.hc_mult;
-  const MatrixView<float> projection = c.work.mhc_projection.matrix(c.num_tokens(), h * (h + 2));
-  const ops::LinearTask task = c.linear_task_f32(projection, streams, weights.fn);
-  ops::linear(c.stream, {&task, 1});
-  ops::mhc_coefficients(c.stream, {pre, c.work.post.matrix(c.num_tokens(), h), c.work.mix.matrix(c.num_tokens(), h * h),
-                                   projection, streams, weights.scale.data(), weights.base.data(), h,
-                                   static_cast<int>(config.hc_sinkhorn_iters), config.hc_eps, config.rms_norm_eps});
+// Ends the last sublayer and begins the next: its input, and its coefficients in the residual.
+SublayerInput begin_sublayer(ForwardContext& c, const MhcWeights& weights, const DeviceArray<float>& norm,
+                             Residual& residual) {
+  const TensorView u = c.work.u.rows(c.num_tokens());
+  const TensorView quantised = c.quantised(c.work.u_quantised);
+  ops::mhc_boundary(c.stream, {.weights = mhc_weights(c, weights),
+                               .coefficients = residual.coefficients,
+                               .streams = residual.streams,
+                               .y = residual.result,
+                               .out = u,
+                               .quantised = quantised,
+                               .norm_weight = norm.data(),
+                               .round_to_bf16 = c.rounding.round_to_bf16});
+  residual.result = {};
+  return ForwardContext::sublayer_input(u, quantised);
 }
 
-void end_sublayer(ForwardContext& c, MatrixView<float> streams, MatrixView<const float> y) {
-  const int64_t h = c.config.hc_mult;
-  ops::mhc_update(c.stream, {streams, y, c.work.post.matrix(c.num_tokens(), h),
-                             c.work.mix.matrix(c.num_tokens(), h * h), c.rounding.round_to_bf16});
-}
-
-// What follows the attention's output y.
-void finish_layer(ForwardContext& c, const LayerWeights& weights, MatrixView<float> streams, MatrixView<float> pre,
-                  MatrixView<float> u, MatrixView<float> y) {
-  end_sublayer(c, streams, y);
-  collapse(c, weights.moe.norm, streams, pre, u);
-  compute_coefficients(c, weights.ffn_mhc, streams, pre);
+// What follows the attention.
+void run_experts(ForwardContext& c, const LayerWeights& weights, Residual& residual) {
+  const SublayerInput u = begin_sublayer(c, weights.ffn_mhc, weights.moe.norm, residual);
+  const TensorView y = c.work.y.rows(c.num_tokens());
   moe_layer(c, weights.moe, u, y);
-  end_sublayer(c, streams, y);
+  residual.result = y;
 }
 
 }  // namespace
 
-void decoder_layer(ForwardContext& c, int layer, const LayerWeights& weights, MatrixView<float> streams,
-                   MatrixView<float> pre) {
-  const MatrixView<float> u = c.work.u.matrix(c.num_tokens(), c.config.hidden_size);
-  const MatrixView<float> y = c.work.y.matrix(c.num_tokens(), c.config.hidden_size);
-  collapse(c, weights.attention.norm, streams, pre, u);
-  compute_coefficients(c, weights.attention_mhc, streams, pre);
-  attention_layer(c, layer, weights.attention, u, y);
-  finish_layer(c, weights, streams, pre, u, y);
+void settle(ForwardContext& c, Residual& residual) {
+  if (!residual.result) return;
+  ops::mhc_update(c.stream, {residual.streams, residual.result, residual.coefficients.post, residual.coefficients.mix,
+                             c.rounding.round_to_bf16});
+  residual.result = {};
 }
 
-void decoder_layer_keeping(ForwardContext& all, ForwardContext& kept, std::span<const int32_t> rows, int layer,
-                           const LayerWeights& weights, MatrixView<float> streams, MatrixView<float> pre,
-                           MatrixView<float> kept_streams, MatrixView<float> kept_pre) {
+void decoder_layer(ForwardContext& c, int layer, const LayerWeights& weights, Residual& residual) {
+  const SublayerInput u = begin_sublayer(c, weights.attention_mhc, weights.attention.norm, residual);
+  const TensorView y = c.work.y.rows(c.num_tokens());
+  attention_layer(c, layer, weights.attention, u, y);
+  residual.result = y;
+  run_experts(c, weights, residual);
+}
+
+void decoder_layer_keeping(ForwardContext& all, ForwardContext& kept, const int32_t* rows, int layer,
+                           const LayerWeights& weights, Residual& residual, Residual& kept_residual) {
   Workspace& w = all.work;
-  const MatrixView<float> all_u = w.u.matrix(all.num_tokens(), all.config.hidden_size);
-  collapse(all, weights.attention.norm, streams, pre, all_u);
-  attention_layer(all, layer, weights.attention, all_u, {}, AttentionPart::kRows);
-  if (rows.empty()) return;
-  const MatrixView<float> u = w.kept_u.matrix(kept.num_tokens(), kept.config.hidden_size);
-  const MatrixView<float> y = w.y.matrix(kept.num_tokens(), kept.config.hidden_size);
-  ops::gather_rows(all.stream, {kept_streams, streams, rows});
-  ops::gather_rows(all.stream, {kept_pre, pre, rows});
+  settle(all, residual);
+  const TensorView all_u = w.u.rows(all.num_tokens());
+  const TensorView all_quantised = all.quantised(w.u_quantised);
+  ops::mhc_collapse(all.stream, {all_u, residual.streams, residual.coefficients.pre, weights.attention.norm.data(),
+                                 all.config.rms_norm_eps, all.rounding.round_to_bf16, all_quantised});
+  attention_layer(all, layer, weights.attention, ForwardContext::sublayer_input(all_u, all_quantised), {},
+                  AttentionPart::kRows);
+  if (kept.num_tokens() == 0) return;
+
+  const TensorView u = w.kept_u.rows(kept.num_tokens());
+  const TensorView quantised = kept.quantised(w.kept_u_quantised);
+  ops::gather_rows(all.stream, {kept_residual.streams, residual.streams, rows});
+  ops::gather_rows(all.stream, {kept_residual.coefficients.pre, residual.coefficients.pre, rows});
   ops::gather_rows(all.stream, {u, all_u, rows});
-  compute_coefficients(kept, weights.attention_mhc, kept_streams, kept_pre);
-  attention_layer(kept, layer, weights.attention, u, y, AttentionPart::kQueries);
-  finish_layer(kept, weights, kept_streams, kept_pre, u, y);
+  if (quantised) ops::gather_rows(all.stream, {quantised, all_quantised, rows});
+  ops::mhc_coefficients(all.stream,
+                        {mhc_weights(kept, weights.attention_mhc), kept_residual.coefficients, kept_residual.streams});
+  const TensorView y = w.y.rows(kept.num_tokens());
+  attention_layer(kept, layer, weights.attention, ForwardContext::sublayer_input(u, quantised), y,
+                  AttentionPart::kQueries);
+  kept_residual.result = y;
+  run_experts(kept, weights, kept_residual);
 }
 
 }  // namespace deepinfer

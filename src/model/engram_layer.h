@@ -1,6 +1,7 @@
 // Engram: hashes the last tokens to rows of the layer's n-gram table, projects them and adds them to the streams.
 //
-// The rows depend on token ids alone, so they are asked for when a step begins and taken when its layer is reached.
+// The rows depend on token ids alone. They are asked for when a step begins, taken from the table on the host when
+// their layer is reached (or before a step that is launched as a whole), and decoded on the device.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class EngramLookup {
   std::span<const int32_t> compress(std::span<const int32_t> tokens);
   // Computes the rows of all tables for the step (whose ids the states hold already) and starts fetching them.
   void begin_step(const StepLayout& layout, const std::vector<LayerWeights>& layers, const LayerPlan& plan);
-  // streams: [num_tokens, h * hidden], in place. Fails if a row of the table is damaged.
-  Status apply(ForwardContext& context, int table, const EngramWeights& weights, MatrixView<float> streams) const;
+  // Copies the step's rows of a table to host memory. Fails if one is damaged.
+  Status gather(int table, const EngramWeights& weights, StepInputs::EngramCodes out) const;
 
  private:
   EngramLookup(EngramHash hash, std::vector<int32_t> token_map)
@@ -35,5 +36,9 @@ class EngramLookup {
   std::vector<int32_t> compressed_, window_;
   std::vector<std::vector<int64_t>> rows_;  // [tables][num_tokens * num_columns]
 };
+
+// streams: [num_tokens, h * hidden], in place. rows: the gathered ones, in device memory.
+void engram_layer(ForwardContext& context, const EngramWeights& weights, StepInputs::EngramCodes rows,
+                  TensorView streams);
 
 }  // namespace deepinfer

@@ -10,8 +10,8 @@
 namespace deepinfer {
 
 // Add products to context.work.tasks; they fill work.index_weights and work.index_query.
-void add_index_weight_task(ForwardContext& context, const IndexerWeights& weights, MatrixView<const float> u);
-void add_index_query_task(ForwardContext& context, const IndexerWeights& weights, MatrixView<const float> q_latent);
+void add_index_weight_task(ForwardContext& context, const IndexerWeights& weights, ConstTensorView u);
+void add_index_query_task(ForwardContext& context, const IndexerWeights& weights, ConstTensorView q_latent);
 
 // After the tasks ran and the KV source's keys of this step are written: replaces context.selection.
 void select_rows(ForwardContext& context, int layer, const RopeAngles& angles);

@@ -38,6 +38,11 @@ LayerPlan LayerPlan::make(const ModelConfig& config) {
   LayerPlan plan;
   plan.layers.reserve(config.num_hidden_layers);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) plan.layers.push_back(role_of(config, layer));
+  for (const LayerRole& role : plan.layers) {
+    if (role.is_kv_source && role.compress_ratio > 1) plan.group_ratios.push_back(role.compress_ratio);
+  }
+  std::sort(plan.group_ratios.begin(), plan.group_ratios.end());
+  plan.group_ratios.erase(std::unique(plan.group_ratios.begin(), plan.group_ratios.end()), plan.group_ratios.end());
   if (!config.kv_source_layer_ids.empty()) {
     const int64_t last = config.kv_source_layer_ids.back();
     const bool engram_after = config.engram.enabled() && config.engram.layer_ids.back() > last;

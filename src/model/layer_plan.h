@@ -32,6 +32,7 @@ struct LayerPlan {
   // layer attends to this layer's compressed KV, so only a suffix of a prompt needs these layers. -1 if the model has
   // no such cut.
   int first_decoder_layer = -1;
+  std::vector<int> group_ratios;  // above 1, of the KV sources; ascending, each once
 
   // The length of that suffix from which on nothing changes: logits of the last token, and window rows as far back as
   // `max_rollback` lost tokens may ask for, are those of the whole prompt. Each layer behind the first reads

@@ -1,5 +1,4 @@
-// Mixture of experts: routes every token to its experts, runs each expert once over all of its tokens, adds the
-// results.
+// Mixture of experts: scores every token's experts, chooses them and runs them.
 #pragma once
 
 #include "model/forward_context.h"
@@ -7,7 +6,7 @@
 
 namespace deepinfer {
 
-// u: [num_tokens, hidden], normalised input; y: [num_tokens, hidden].
-void moe_layer(ForwardContext& context, const MoeWeights& weights, MatrixView<const float> u, MatrixView<float> y);
+// u: [num_tokens, hidden]; y: [num_tokens, hidden].
+void moe_layer(ForwardContext& context, const MoeWeights& weights, const SublayerInput& u, TensorView y);
 
 }  // namespace deepinfer

@@ -1,5 +1,7 @@
 #include "model/step.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace deepinfer {
@@ -29,6 +31,10 @@ void StepLayout::reset(std::span<const SequenceStep> steps) {
     }
   }
   num_tokens = static_cast<int64_t>(tokens.size());
+}
+
+int64_t StepLayout::max_length() const {
+  return positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end()) + 1;
 }
 
 void StepLayout::keep_decoder_rows(const StepLayout& all, std::span<const SequenceStep> steps,

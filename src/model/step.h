@@ -5,7 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "device/view.h"
 #include "model/sequence_state.h"
 
 namespace deepinfer {
@@ -24,19 +23,6 @@ struct SequenceStep {
   bool mask_only = false;  // skipped tokens run all the same and are ignored: same results, for comparison
 };
 
-// A buffer for matrices of varying size; grows and never shrinks.
-template <typename T>
-class MatrixBuffer {
- public:
-  MatrixView<T> matrix(int64_t rows, int64_t cols) {
-    if (static_cast<int64_t>(data_.size()) < rows * cols) data_.resize(rows * cols);
-    return dense(data_.data(), rows, cols);
-  }
-
- private:
-  std::vector<T> data_;
-};
-
 // The rows of a step, one a token.
 struct StepLayout {
   int64_t num_tokens = 0;
@@ -47,6 +33,7 @@ struct StepLayout {
   std::vector<int32_t> logit_rows;           // tokens whose logits are wanted, ascending
 
   void reset(std::span<const SequenceStep> steps);
+  int64_t max_length() const;  // no token has a greater position + 1
   // The rows of `all` that the decoder's layers need; their numbers in `all` go to `rows`.
   void keep_decoder_rows(const StepLayout& all, std::span<const SequenceStep> steps, std::vector<int32_t>& rows);
 

@@ -8,114 +8,214 @@
 
 namespace deepinfer {
 
+Model::Model(Device& device, Checkpoint checkpoint, ModelConfig config, const ModelOptions& options)
+    : device_(device),
+      checkpoint_(std::move(checkpoint)),
+      config_(std::move(config)),
+      plan_(LayerPlan::make(config_)),
+      numerics_(options.numerics),
+      kv_layout_(std::make_shared<const KvLayout>(KvLayout::make(config_, options.numerics, options.kv_format))),
+      stream_(device.make_stream()),
+      inputs_(device, config_, *kv_layout_),
+      work_(device, config_, plan_, device.activation_type(Rounding::of(numerics_).round_to_bf16)) {}
+
 Result<std::unique_ptr<Model>> Model::load(Device& device, Checkpoint checkpoint, ModelConfig config,
                                            std::vector<int32_t> token_map, const ModelOptions& options) {
   DI_RETURN_IF_ERROR(check_kv_format(options.kv_format, options.numerics));
-  std::unique_ptr<Model> model(new Model(std::move(checkpoint), std::move(config)));
-  model->plan_ = LayerPlan::make(model->config_);
-  model->numerics_ = options.numerics;
-  model->kv_layout_ =
-      std::make_shared<const KvLayout>(KvLayout::make(model->config_, options.numerics, options.kv_format));
-  model->stream_ = device.make_stream();
+  std::unique_ptr<Model> model(new Model(device, std::move(checkpoint), std::move(config), options));
   for (const RopeKind kind : {RopeKind::kPlain, RopeKind::kCompressed}) {
-    model->frequencies_[static_cast<int>(kind)] = rope_frequencies(model->config_, kind);
+    const std::vector<float> frequencies = rope_frequencies(model->config_, kind);
+    DI_ASSIGN_OR_RETURN(model->frequencies_[static_cast<int>(kind)],
+                        DeviceArray<float>::make(device, *model->stream_, frequencies));
   }
   if (model->config_.engram.enabled()) {
     DI_CHECK(static_cast<int64_t>(token_map.size()) == model->config_.vocab_size, "token map of {}", token_map.size());
     DI_ASSIGN_OR_RETURN(model->engram_, EngramLookup::create(model->config_.engram, std::move(token_map)));
   }
-  DI_ASSIGN_OR_RETURN(model->weights_, load_weights(*model->stream_, model->checkpoint_, model->config_, model->plan_,
-                                                    options.engram_cache_rows, options.progress));
+  DI_ASSIGN_OR_RETURN(model->weights_, load_weights(device, *model->stream_, model->checkpoint_, model->config_,
+                                                    model->plan_, options.engram_cache_rows, options.progress));
   return model;
 }
 
-void Model::restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens) {
-  state.restart(static_cast<int64_t>(tokens.size()), engram_ ? engram_->compress(tokens) : std::span<const int32_t>(),
-                max_tokens);
+Status Model::restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens) {
+  return state.restart(static_cast<int64_t>(tokens.size()),
+                       engram_ ? engram_->compress(tokens) : std::span<const int32_t>(), max_tokens);
 }
 
-void Model::set_angles(ForwardContext& context, MatrixBuffer<float> (&cosine)[2], MatrixBuffer<float> (&sine)[2]) {
-  const int64_t pairs = config_.qk_rope_head_dim / 2;
-  for (int kind = 0; kind < 2; ++kind) {
-    const MatrixView<float> c = cosine[kind].matrix(context.num_tokens(), pairs);
-    const MatrixView<float> s = sine[kind].matrix(context.num_tokens(), pairs);
-    ops::rope_angles(*stream_, {c, s, context.layout.positions, frequencies_[kind]});
-    context.frequencies[kind] = frequencies_[kind];
-    context.angles[kind] = {c, s};
-  }
+int64_t Model::step_bytes(const StepInputs::Shape& rows) const {
+  return inputs_.bytes_for(rows) + work_.tokens.bytes_for(rows.tokens) + work_.kept.bytes_for(rows.kept) +
+         work_.outputs.bytes_for(rows.logits);
+}
+
+Status Model::reserve(const StepInputs::Shape& rows) {
+  DI_RETURN_IF_ERROR(inputs_.reserve(rows));
+  DI_RETURN_IF_ERROR(work_.tokens.reserve(rows.tokens));
+  DI_RETURN_IF_ERROR(work_.kept.reserve(rows.kept));
+  return work_.outputs.reserve(rows.logits);
 }
 
 Status Model::forward(std::span<const SequenceStep> steps, std::vector<float>& logits) {
   logits.clear();
+  MatrixView<const float> rows;
+  Status status = enqueue(steps, rows);
+  if (status.ok()) {
+    logits.resize(rows.rows * rows.cols);
+    if (rows.rows > 0) stream_->copy(logits.data(), rows.data, static_cast<int64_t>(logits.size() * sizeof(float)));
+  }
+  // Also what came before a failure has to have run: the next step writes where it reads.
+  Status ran = stream_->synchronize();
+  return status.ok() ? std::move(ran) : std::move(status);
+}
+
+Status Model::enqueue(std::span<const SequenceStep> steps, MatrixView<const float>& logits) {
+  logits = {};
   layout_.reset(steps);
   if (layout_.num_tokens == 0) return Status();
-  for (const SequenceStep& step : steps) {
-    DI_CHECK(step.decoder_begin == 0 || plan_.first_decoder_layer >= 0, "this model has no decoder to skip");
-    step.state->begin_step(static_cast<int64_t>(step.tokens.size()),
-                           engram_ ? engram_->compress(step.tokens) : std::span<const int32_t>());
-  }
-  if (engram_) engram_->begin_step(layout_, weights_.layers, plan_);
-
-  ForwardContext context{*stream_, config_, plan_, Rounding::of(numerics_), layout_, work_};
-  set_angles(context, work_.cosine, work_.sine);
-  const int64_t n = layout_.num_tokens;
-  const MatrixView<float> streams = work_.streams.matrix(n, config_.hc_mult * config_.hidden_size);
-  ops::embed(*stream_, {streams, layout_.tokens, weights_.embed, config_.hidden_size});
-  // The first sublayer takes the first of the (equal) streams.
-  const MatrixView<float> pre = work_.pre.matrix(n, config_.hc_mult);
-  for (int64_t t = 0; t < n; ++t) {
-    for (int64_t s = 0; s < config_.hc_mult; ++s) pre.row(t)[s] = s == 0 ? 1.0f : 0.0f;
-  }
-
-  const bool skips = std::any_of(steps.begin(), steps.end(), [](const SequenceStep& step) {
-    return step.state->length() < step.decoder_begin && !step.mask_only;
-  });
-  if (!skips) {
-    DI_RETURN_IF_ERROR(run_layers(context, 0, weights_.layers.size(), streams, pre));
-    write_logits(context, streams, pre, logits);
+  const Plan plan = plan_step(steps);
+  DI_RETURN_IF_ERROR(begin_step(steps, plan));
+  if (plan.recordable) {
+    DI_RETURN_IF_ERROR(graphs_.run(*stream_, {plan.shape.tokens, plan.max_length},
+                                   inputs_.generation() + work_.generation(), [&] { return run(plan); }));
   } else {
-    const size_t cut = plan_.first_decoder_layer;
-    kept_layout_.keep_decoder_rows(layout_, steps, work_.kept_rows);
-    const int64_t kept = kept_layout_.num_tokens;
-    DI_RETURN_IF_ERROR(run_layers(context, 0, cut, streams, pre));
-    ForwardContext rest{*stream_, config_, plan_, context.rounding, kept_layout_, work_};
-    set_angles(rest, work_.kept_cosine, work_.kept_sine);
-    const MatrixView<float> kept_streams = work_.kept_streams.matrix(kept, streams.cols);
-    const MatrixView<float> kept_pre = work_.kept_pre.matrix(kept, pre.cols);
-    decoder_layer_keeping(context, rest, work_.kept_rows, static_cast<int>(cut), weights_.layers[cut], streams, pre,
-                          kept_streams, kept_pre);
-    if (kept > 0) {
-      DI_RETURN_IF_ERROR(run_layers(rest, cut + 1, weights_.layers.size(), kept_streams, kept_pre));
-      write_logits(rest, kept_streams, kept_pre, logits);
-    }
+    DI_RETURN_IF_ERROR(run(plan));
   }
+  const auto wanted = static_cast<int64_t>((plan.skips ? kept_layout_ : layout_).logit_rows.size());
+  if (wanted > 0) logits = work_.logits.rows(wanted);
   for (const SequenceStep& step : steps) step.state->end_step(static_cast<int64_t>(step.tokens.size()));
   return Status();
 }
 
-Status Model::run_layers(ForwardContext& c, size_t begin, size_t end, MatrixView<float> streams,
-                         MatrixView<float> pre) {
+Model::Plan Model::plan_step(std::span<const SequenceStep> steps) {
+  Plan plan;
+  bool decodes = true;  // one token a sequence, and its logits
+  for (const SequenceStep& step : steps) {
+    DI_CHECK(step.decoder_begin == 0 || plan_.first_decoder_layer >= 0, "this model has no decoder to skip");
+    plan.skips |= step.state->length() < step.decoder_begin && !step.mask_only;
+    decodes &= step.tokens.size() == 1 && step.logits == LogitRows::kLast;
+  }
+  plan.recordable = stream_->can_record() && decodes && !plan.skips;
+  plan.max_length = layout_.max_length();
+  plan.shape.tokens = layout_.num_tokens;
+  if (plan.recordable) {
+    plan.shape.tokens = plan.shape.logits = row_bucket(layout_.num_tokens);
+    plan.max_length = length_bucket(plan.max_length);
+  } else if (plan.skips) {
+    kept_layout_.keep_decoder_rows(layout_, steps, kept_rows_);
+    plan.shape.kept = kept_layout_.num_tokens;
+    plan.shape.logits = static_cast<int64_t>(kept_layout_.logit_rows.size());
+  } else {
+    plan.shape.logits = static_cast<int64_t>(layout_.logit_rows.size());
+  }
+  return plan;
+}
+
+// Brings everything that the step's ops read to the device.
+Status Model::begin_step(std::span<const SequenceStep> steps, const Plan& plan) {
+  for (const SequenceStep& step : steps) {
+    DI_RETURN_IF_ERROR(step.state->begin_step(static_cast<int64_t>(step.tokens.size()),
+                                              engram_ ? engram_->compress(step.tokens) : std::span<const int32_t>()));
+  }
+  if (engram_) engram_->begin_step(layout_, weights_.layers, plan_);
+  DI_RETURN_IF_ERROR(reserve(plan.shape));
+  inputs_.fill(plan.shape, layout_, kept_layout_, kept_rows_);
+  for (const SequenceStep& step : steps) step.state->upload_tables(*stream_);
+  if (!plan.recordable) {
+    inputs_.upload(*stream_);
+    return Status();  // Engram rows are gathered when their layer is reached, which gives them most time to come
+  }
+  for (size_t l = 0; l < weights_.layers.size(); ++l) {
+    if (!weights_.layers[l].engram) continue;
+    const int table = plan_.layers[l].engram_table;
+    DI_RETURN_IF_ERROR(engram_->gather(table, *weights_.layers[l].engram, inputs_.engram_on_host(table)));
+  }
+  inputs_.upload_with_engram(*stream_);
+  return Status();
+}
+
+ForwardContext Model::context_of(const Plan& plan, const StepLayout& layout, const StepRows& rows) {
+  return {.stream = *stream_,
+          .config = config_,
+          .plan = plan_,
+          .kv = *kv_layout_,
+          .rounding = Rounding::of(numerics_),
+          .layout = layout,
+          .rows = rows,
+          .work = work_,
+          .recordable = plan.recordable,
+          .max_length = plan.max_length};
+}
+
+void Model::set_angles(ForwardContext& c, const AngleBuffers& plain, const AngleBuffers& compressed) {
+  const auto set = [&](RopeKind kind, const AngleBuffers& buffers, int ratio) {
+    const MatrixView<float> cosine = buffers.cosine.rows(c.num_tokens()), sine = buffers.sine.rows(c.num_tokens());
+    ops::rope_angles(*stream_, {cosine, sine, c.rows.positions, frequencies_[static_cast<int>(kind)].data(), ratio});
+    return RopeAngles{cosine, sine};
+  };
+  c.angles[static_cast<int>(RopeKind::kPlain)] = set(RopeKind::kPlain, plain, 1);
+  c.angles[static_cast<int>(RopeKind::kCompressed)] = set(RopeKind::kCompressed, compressed, 1);
+  if (&c.layout == &kept_layout_) return;  // compressed rows are written before tokens leave
+  for (size_t i = 0; i < plan_.group_ratios.size(); ++i) {
+    if (c.may_close_groups(plan_.group_ratios[i]))
+      set(RopeKind::kCompressed, work_.group_angles[i], plan_.group_ratios[i]);
+  }
+}
+
+Status Model::run(const Plan& plan) {
+  ForwardContext context = context_of(plan, layout_, inputs_.rows());
+  set_angles(context, work_.plain_angles, work_.compressed_angles);
+  const int64_t n = context.num_tokens();
+  Residual residual{work_.streams.rows(n), {inputs_.mix(), work_.post.rows(n), work_.mix.rows(n)}, {}};
+  ops::embed(*stream_, {residual.streams, inputs_.tokens(), weights_.embed.get(), config_.hidden_size});
+  if (!plan.skips) {
+    DI_RETURN_IF_ERROR(run_layers(context, 0, weights_.layers.size(), residual));
+    write_logits(context, residual, plan.shape.logits);
+    return Status();
+  }
+  const size_t cut = plan_.first_decoder_layer;
+  DI_RETURN_IF_ERROR(run_layers(context, 0, cut, residual));
+  ForwardContext rest = context_of(plan, kept_layout_, inputs_.kept());
+  const int64_t kept = rest.num_tokens();
+  Residual kept_residual;
+  if (kept > 0) {
+    set_angles(rest, work_.kept_plain_angles, work_.kept_compressed_angles);
+    kept_residual = {
+        work_.kept_streams.rows(kept), {work_.kept_pre.rows(kept), work_.post.rows(kept), work_.mix.rows(kept)}, {}};
+  }
+  decoder_layer_keeping(context, rest, inputs_.kept_rows(), static_cast<int>(cut), weights_.layers[cut], residual,
+                        kept_residual);
+  if (kept == 0) return Status();
+  DI_RETURN_IF_ERROR(run_layers(rest, cut + 1, weights_.layers.size(), kept_residual));
+  write_logits(rest, kept_residual, plan.shape.logits);
+  return Status();
+}
+
+Status Model::run_layers(ForwardContext& c, size_t begin, size_t end, Residual& residual) {
   for (size_t l = begin; l < end; ++l) {
     const LayerWeights& layer = weights_.layers[l];
-    if (layer.engram) DI_RETURN_IF_ERROR(engram_->apply(c, plan_.layers[l].engram_table, *layer.engram, streams));
-    decoder_layer(c, static_cast<int>(l), layer, streams, pre);
+    if (layer.engram) {
+      const int table = plan_.layers[l].engram_table;
+      if (!c.recordable) {
+        DI_RETURN_IF_ERROR(engram_->gather(table, *layer.engram, inputs_.engram_on_host(table)));
+        inputs_.upload_engram(*stream_, table);
+      }
+      settle(c, residual);
+      engram_layer(c, *layer.engram, inputs_.engram(table), residual.streams);
+    }
+    decoder_layer(c, static_cast<int>(l), layer, residual);
   }
   return Status();
 }
 
-void Model::write_logits(ForwardContext& c, MatrixView<const float> streams, MatrixView<const float> pre,
-                         std::vector<float>& logits) {
-  const int64_t rows = static_cast<int64_t>(c.layout.logit_rows.size());
-  if (rows == 0) return;
-  const MatrixView<float> last_streams = work_.last_streams.matrix(rows, streams.cols);
-  const MatrixView<float> last_pre = work_.last_pre.matrix(rows, pre.cols);
-  const MatrixView<float> hidden = work_.last_hidden.matrix(rows, config_.hidden_size);
-  ops::gather_rows(*stream_, {last_streams, streams, c.layout.logit_rows});
-  ops::gather_rows(*stream_, {last_pre, pre, c.layout.logit_rows});
-  ops::mhc_collapse(
-      *stream_, {hidden, last_streams, last_pre, weights_.norm.data(), config_.rms_norm_eps, c.rounding.round_to_bf16});
-  logits.resize(rows * config_.vocab_size);
-  const ops::LinearTask task = c.linear_task_f32(dense(logits.data(), rows, config_.vocab_size), hidden, weights_.head);
+void Model::write_logits(ForwardContext& c, Residual& residual, int64_t num_rows) {
+  if (num_rows == 0) return;
+  settle(c, residual);
+  const TensorView streams = work_.last_streams.rows(num_rows), hidden = work_.last_hidden.rows(num_rows);
+  const MatrixView<float> pre = work_.last_pre.rows(num_rows);
+  ops::gather_rows(*stream_, {streams, residual.streams, inputs_.logit_rows()});
+  ops::gather_rows(*stream_, {pre, residual.coefficients.pre, inputs_.logit_rows()});
+  ops::mhc_collapse(*stream_,
+                    {hidden, streams, pre, weights_.norm.data(), config_.rms_norm_eps, c.rounding.round_to_bf16});
+  const ops::LinearTask task = c.linear_task_f32(work_.logits.rows(num_rows), hidden, weights_.head);
   ops::linear(*stream_, {&task, 1});
 }
 

@@ -13,13 +13,18 @@
 
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
+#include "device/array.h"
 #include "device/stream.h"
+#include "model/decoder_layer.h"
 #include "model/engram_layer.h"
 #include "model/forward_context.h"
 #include "model/numerics.h"
 #include "model/sequence_state.h"
 #include "model/step.h"
+#include "model/step_graphs.h"
+#include "model/step_inputs.h"
 #include "model/weights.h"
+#include "model/workspace.h"
 
 namespace deepinfer {
 
@@ -44,42 +49,61 @@ class Model {
   const LayerPlan& plan() const { return plan_; }
   const KvLayout& kv_layout() const { return *kv_layout_; }
 
-  // A sequence with memory of its own, and one whose blocks a cache places.
+  // A sequence with memory of its own, and one whose blocks a cache places (in the device's memory, after `restart`).
   SequenceState make_sequence(int64_t max_rollback = 0) const {
-    return SequenceState::with_own_blocks(kv_layout_, max_rollback);
+    return SequenceState::with_own_blocks(device_, kv_layout_, max_rollback);
   }
-  SequenceState make_placed_sequence(int64_t max_tokens) const {
-    return SequenceState::with_placed_blocks(kv_layout_, max_tokens);
-  }
+  SequenceState make_placed_sequence() const { return SequenceState::with_placed_blocks(device_, kv_layout_); }
   // Makes a placed sequence one that has processed `tokens`, and may grow to max_tokens without allocating; the blocks
   // with their rows are placed next.
-  void restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens);
+  Status restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens);
+
+  // Memory that steps of so many rows need besides caches, and taking it before the first one.
+  int64_t step_bytes(const StepInputs::Shape& rows) const;
+  Status reserve(const StepInputs::Shape& rows);
 
   // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps
   // and tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every
   // sequence made by this model and named once.
   Status forward(std::span<const SequenceStep> steps, std::vector<float>& logits);
+  // The same without waiting: logits are device memory, there when the stream gets there and until the next call,
+  // before which the stream must be synchronised, also after a failure. What fails on the device is told by that.
+  Status enqueue(std::span<const SequenceStep> steps, MatrixView<const float>& logits);
+  Stream& stream() { return *stream_; }
 
  private:
-  Model(Checkpoint checkpoint, ModelConfig config) : checkpoint_(std::move(checkpoint)), config_(std::move(config)) {}
+  Model(Device& device, Checkpoint checkpoint, ModelConfig config, const ModelOptions& options);
 
-  void set_angles(ForwardContext& context, MatrixBuffer<float> (&cosine)[2], MatrixBuffer<float> (&sine)[2]);
-  Status run_layers(ForwardContext& context, size_t begin, size_t end, MatrixView<float> streams,
-                    MatrixView<float> pre);
-  void write_logits(ForwardContext& context, MatrixView<const float> streams, MatrixView<const float> pre,
-                    std::vector<float>& logits);
+  // What is fixed about a step before it runs.
+  struct Plan {
+    StepInputs::Shape shape;
+    int64_t max_length = 0;
+    bool skips = false;       // some tokens skip the decoder
+    bool recordable = false;  // the ops are a function of shape and max_length
+  };
+  Plan plan_step(std::span<const SequenceStep> steps);
+  Status begin_step(std::span<const SequenceStep> steps, const Plan& plan);
+  Status run(const Plan& plan);
+  Status run_layers(ForwardContext& context, size_t begin, size_t end, Residual& residual);
+  ForwardContext context_of(const Plan& plan, const StepLayout& layout, const StepRows& rows);
+  void set_angles(ForwardContext& context, const AngleBuffers& plain, const AngleBuffers& compressed);
+  void write_logits(ForwardContext& context, Residual& residual, int64_t num_rows);
 
+  Device& device_;
   Checkpoint checkpoint_;
   ModelConfig config_;
   LayerPlan plan_;
+  Numerics numerics_;
   std::shared_ptr<const KvLayout> kv_layout_;
-  Numerics numerics_ = Numerics::kOfficial;
   std::unique_ptr<Stream> stream_;
   ModelWeights weights_;
   std::optional<EngramLookup> engram_;
-  std::vector<float> frequencies_[2];  // by RopeKind
+  DeviceArray<float> frequencies_[2];  // by RopeKind
   StepLayout layout_, kept_layout_;
+  std::vector<int32_t> kept_rows_;
+  StepInputs inputs_;
   Workspace work_;
+  StepGraphs graphs_;
 };
 
 }  // namespace deepinfer

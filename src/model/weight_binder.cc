@@ -58,6 +58,15 @@ Status WeightBinder::mapped(const std::string& name, DType dtype, std::initializ
   return Status();
 }
 
+Status WeightBinder::pack(const std::string& name, const ops::WeightSource& source, ops::PackedWeight& out) {
+  out = ops::pack_weight(stream_, source);
+  if (out.data != nullptr) return Status();
+  return Status(ErrorCode::kOutOfMemory,
+                fmt::format("{} [{}, {}] does not fit in the {} bytes of device memory that are free, {} bytes of "
+                            "weights are loaded; use a device with more",
+                            name, source.rows, source.cols, device_.free_bytes(), done_bytes_));
+}
+
 Status WeightBinder::fp8(const std::string& prefix, int64_t rows, int64_t cols, ops::PackedWeight& out) {
   std::vector<ops::PackedWeight> one;
   DI_RETURN_IF_ERROR(fp8_parts(prefix, rows, cols, 1, one));
@@ -75,9 +84,10 @@ Status WeightBinder::fp8_parts(const std::string& prefix, int64_t rows, int64_t 
   const int64_t part_rows = rows / parts;
   DI_CHECK(parts == 1 || part_rows % 32 == 0, "{} rows in {} parts", rows, parts);
   for (int64_t part = 0; part < parts; ++part) {
-    out.push_back(ops::pack_weight(
-        stream_, {ops::WeightFormat::kF8Tile32, part_rows, cols, weight->data + part * part_rows * cols,
-                  scale->data + part * (part_rows / 32) * (cols / 32)}));
+    DI_RETURN_IF_ERROR(pack(prefix,
+                            {ops::WeightFormat::kF8Tile32, part_rows, cols, weight->data + part * part_rows * cols,
+                             scale->data + part * (part_rows / 32) * (cols / 32)},
+                            out.emplace_back()));
   }
   count(*weight);
   count(*scale);
@@ -89,7 +99,7 @@ Status WeightBinder::mxfp4(const std::string& prefix, int64_t rows, int64_t cols
   const StoredTensor* scale = nullptr;
   DI_RETURN_IF_ERROR(find(prefix + ".weight", DType::kI8, {rows, cols / 2}, weight));
   DI_RETURN_IF_ERROR(find(prefix + ".scale", DType::kF8E8m0, {rows, cols / 32}, scale));
-  out = ops::pack_weight(stream_, {ops::WeightFormat::kMxfp4, rows, cols, weight->data, scale->data});
+  DI_RETURN_IF_ERROR(pack(prefix, {ops::WeightFormat::kMxfp4, rows, cols, weight->data, scale->data}, out));
   count(*weight);
   count(*scale);
   return Status();
@@ -98,7 +108,7 @@ Status WeightBinder::mxfp4(const std::string& prefix, int64_t rows, int64_t cols
 Status WeightBinder::bf16(const std::string& name, int64_t rows, int64_t cols, ops::PackedWeight& out) {
   const StoredTensor* weight = nullptr;
   DI_RETURN_IF_ERROR(find(name, DType::kBf16, {rows, cols}, weight));
-  out = ops::pack_weight(stream_, {ops::WeightFormat::kBf16, rows, cols, weight->data, nullptr});
+  DI_RETURN_IF_ERROR(pack(name, {ops::WeightFormat::kBf16, rows, cols, weight->data, nullptr}, out));
   count(*weight);
   return Status();
 }
@@ -106,12 +116,24 @@ Status WeightBinder::bf16(const std::string& name, int64_t rows, int64_t cols, o
 Status WeightBinder::f32(const std::string& name, int64_t rows, int64_t cols, ops::PackedWeight& out) {
   const StoredTensor* weight = nullptr;
   DI_RETURN_IF_ERROR(find(name, DType::kF32, {rows, cols}, weight));
-  out = ops::pack_weight(stream_, {ops::WeightFormat::kF32, rows, cols, weight->data, nullptr});
+  DI_RETURN_IF_ERROR(pack(name, {ops::WeightFormat::kF32, rows, cols, weight->data, nullptr}, out));
   count(*weight);
   return Status();
 }
 
-Status WeightBinder::floats(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
+Status WeightBinder::floats(const std::string& name, std::initializer_list<int64_t> shape, DeviceArray<float>& out) {
+  std::vector<float> values;
+  DI_RETURN_IF_ERROR(host_floats(name, shape, values));
+  return upload(values, out);
+}
+
+Status WeightBinder::upload(const std::vector<float>& values, DeviceArray<float>& out) {
+  DI_ASSIGN_OR_RETURN(out, DeviceArray<float>::make(device_, stream_, values));
+  return Status();
+}
+
+Status WeightBinder::host_floats(const std::string& name, std::initializer_list<int64_t> shape,
+                                 std::vector<float>& out) {
   const StoredTensor* present = checkpoint_.find(name);
   const DType dtype = present != nullptr && present->dtype == DType::kBf16 ? DType::kBf16 : DType::kF32;
   const StoredTensor* tensor = nullptr;

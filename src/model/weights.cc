@@ -45,17 +45,20 @@ class LayerBinder {
     DI_RETURN_IF_ERROR(binder_.floats(prefix_ + "ffn_norm.weight", {c.hidden_size}, out.norm));
     DI_RETURN_IF_ERROR(binder_.bf16(p + "gate.weight", c.n_routed_experts, c.hidden_size, out.gate));
     DI_RETURN_IF_ERROR(binder_.floats(p + "gate.bias", {c.n_routed_experts}, out.bias));
-    out.experts.resize(c.n_routed_experts);
+    std::vector<ops::ExpertWeights>& routed = out.experts.routed;
+    routed.resize(c.n_routed_experts);
     const int64_t inner = c.moe_intermediate_size;
     for (int64_t e = 0; e < c.n_routed_experts; ++e) {
       const std::string expert = p + "experts." + std::to_string(e) + ".";
-      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w1", inner, c.hidden_size, out.experts[e].w1));
-      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w2", c.hidden_size, inner, out.experts[e].w2));
-      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w3", inner, c.hidden_size, out.experts[e].w3));
+      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w1", inner, c.hidden_size, routed[e].w1));
+      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w2", c.hidden_size, inner, routed[e].w2));
+      DI_RETURN_IF_ERROR(binder_.mxfp4(expert + "w3", inner, c.hidden_size, routed[e].w3));
     }
-    DI_RETURN_IF_ERROR(binder_.fp8(p + "shared_experts.w1", inner, c.hidden_size, out.shared.w1));
-    DI_RETURN_IF_ERROR(binder_.fp8(p + "shared_experts.w2", c.hidden_size, inner, out.shared.w2));
-    return binder_.fp8(p + "shared_experts.w3", inner, c.hidden_size, out.shared.w3);
+    DI_RETURN_IF_ERROR(binder_.fp8(p + "shared_experts.w1", inner, c.hidden_size, out.experts.shared.w1));
+    DI_RETURN_IF_ERROR(binder_.fp8(p + "shared_experts.w2", c.hidden_size, inner, out.experts.shared.w2));
+    DI_RETURN_IF_ERROR(binder_.fp8(p + "shared_experts.w3", inner, c.hidden_size, out.experts.shared.w3));
+    binder_.prepare(out.experts);
+    return Status();
   }
 
   Status engram(int64_t cache_rows, EngramWeights& out) {
@@ -68,10 +71,11 @@ class LayerBinder {
     DI_RETURN_IF_ERROR(binder_.mapped(p + "embed.weight", DType::kF8E4m3, {num_rows, e.head_dim}, rows));
     DI_RETURN_IF_ERROR(binder_.mapped(p + "embed.scale", DType::kF8E8m0, {num_rows, e.head_dim / 32}, scales));
     DI_RETURN_IF_ERROR(binder_.fp8(p + "wkv", (c.hc_mult + 1) * c.hidden_size, e.num_columns() * e.head_dim, out.wkv));
-    std::vector<float> key;
-    DI_RETURN_IF_ERROR(binder_.floats(p + "q_weight", {c.hc_mult, c.hidden_size}, out.query_key));
-    DI_RETURN_IF_ERROR(binder_.floats(p + "k_weight", {c.hc_mult, c.hidden_size}, key));
-    for (size_t i = 0; i < key.size(); ++i) out.query_key[i] *= key[i];
+    std::vector<float> query, key;
+    DI_RETURN_IF_ERROR(binder_.host_floats(p + "q_weight", {c.hc_mult, c.hidden_size}, query));
+    DI_RETURN_IF_ERROR(binder_.host_floats(p + "k_weight", {c.hc_mult, c.hidden_size}, key));
+    for (size_t i = 0; i < key.size(); ++i) query[i] *= key[i];
+    DI_RETURN_IF_ERROR(binder_.upload(query, out.query_key));
     DI_ASSIGN_OR_RETURN(out.table, EngramTable::create(*rows, *scales, cache_rows));
     return Status();
   }
@@ -112,17 +116,18 @@ uint64_t bytes_to_load(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Result<ModelWeights> load_weights(Stream& stream, const Checkpoint& checkpoint, const ModelConfig& config,
-                                  const LayerPlan& plan, int64_t engram_cache_rows, const LoadProgress& progress) {
+Result<ModelWeights> load_weights(Device& device, Stream& stream, const Checkpoint& checkpoint,
+                                  const ModelConfig& config, const LayerPlan& plan, int64_t engram_cache_rows,
+                                  const LoadProgress& progress) {
   if (config.o_lora_rank % 32 != 0 && config.o_groups > 1) {
     return unsupported("o_lora_rank {}: must be a multiple of 32, so that the groups of wo_a do not share a scale tile",
                        config.o_lora_rank);
   }
-  WeightBinder binder(stream, checkpoint, bytes_to_load(checkpoint), progress);
+  WeightBinder binder(device, stream, checkpoint, bytes_to_load(checkpoint), progress);
   ModelWeights weights;
   const StoredTensor* embed = nullptr;
   DI_RETURN_IF_ERROR(binder.find("embed.weight", DType::kBf16, {config.vocab_size, config.hidden_size}, embed));
-  weights.embed = embed->data;
+  DI_ASSIGN_OR_RETURN(weights.embed, device.make_resident(embed->contents()));
   DI_RETURN_IF_ERROR(binder.floats("norm.weight", {config.hidden_size}, weights.norm));
   weights.layers.resize(plan.layers.size());
   for (size_t l = 0; l < plan.layers.size(); ++l) {
@@ -135,6 +140,7 @@ Result<ModelWeights> load_weights(Stream& stream, const Checkpoint& checkpoint, 
     if (plan.layers[l].engram_table >= 0) DI_RETURN_IF_ERROR(layer.engram(engram_cache_rows, out.engram.emplace()));
   }
   DI_RETURN_IF_ERROR(binder.bf16("head.weight", config.vocab_size, config.hidden_size, weights.head));
+  DI_RETURN_IF_ERROR(stream.synchronize());
   return weights;
 }
 

@@ -1,7 +1,7 @@
 // The backbone's weights, bound by name and shape from a checkpoint and packed for a device.
 //
-// Big matrices are packed (copied into the backend's layout); the token embedding and the Engram tables stay in the
-// mapped file and are read row by row, so the checkpoint must outlive the weights.
+// Big matrices are packed (copied into the backend's layout). The token embedding stays in the mapped file where a
+// device can read it there, and the Engram tables always do, so the checkpoint must outlive the weights.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,27 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/engram_table.h"
+#include "device/array.h"
 #include "device/stream.h"
 #include "model/layer_plan.h"
 #include "model/model_config.h"
 #include "ops/linear.h"
+#include "ops/moe.h"
 
 namespace deepinfer {
 
 struct MhcWeights {
   ops::PackedWeight fn;      // [h * (h + 2), h * hidden]
-  std::vector<float> scale;  // [3]
-  std::vector<float> base;   // [h * (h + 2)]
+  DeviceArray<float> scale;  // [3]
+  DeviceArray<float> base;   // [h * (h + 2)]
 };
 
 struct CompressorWeights {
   ops::PackedWeight wkv;                   // [head_dim, hidden]
   std::optional<ops::PackedWeight> wgate;  // likewise; absent for ratio 1
-  std::vector<float> norm;                 // [head_dim]
+  DeviceArray<float> norm;                 // [head_dim]
   ops::PackedWeight index_wk;              // [index_head_dim, head_dim]
-  std::vector<float> index_k_norm;         // [index_head_dim]
+  DeviceArray<float> index_k_norm;         // [index_head_dim]
 };
 
 struct IndexerWeights {
@@ -41,36 +43,29 @@ struct IndexerWeights {
 };
 
 struct AttentionWeights {
-  std::vector<float> norm;  // [hidden]
-  std::vector<float> sink;  // [num_heads]
+  DeviceArray<float> norm;  // [hidden]
+  DeviceArray<float> sink;  // [num_heads]
   ops::PackedWeight wq_a;   // [q_lora_rank, hidden]
-  std::vector<float> q_norm;
+  DeviceArray<float> q_norm;
   ops::PackedWeight wq_b;  // [num_heads * head_dim, q_lora_rank]
   ops::PackedWeight wkv;   // [head_dim, hidden]
-  std::vector<float> kv_norm;
+  DeviceArray<float> kv_norm;
   std::vector<ops::PackedWeight> wo_a;          // o_groups of [o_lora_rank, num_heads * head_dim / o_groups]
   ops::PackedWeight wo_b;                       // [hidden, o_groups * o_lora_rank]
   std::optional<CompressorWeights> compressor;  // KV sources
   std::optional<IndexerWeights> indexer;        // index sources
 };
 
-struct ExpertWeights {
-  ops::PackedWeight w1;  // gate, [intermediate, hidden]
-  ops::PackedWeight w2;  // down, [hidden, intermediate]
-  ops::PackedWeight w3;  // up, [intermediate, hidden]
-};
-
 struct MoeWeights {
-  std::vector<float> norm;  // [hidden]
+  DeviceArray<float> norm;  // [hidden]
   ops::PackedWeight gate;   // [num_experts, hidden]
-  std::vector<float> bias;  // [num_experts]
-  std::vector<ExpertWeights> experts;
-  ExpertWeights shared;
+  DeviceArray<float> bias;  // [num_experts]
+  ops::ExpertBank experts;
 };
 
 struct EngramWeights {
   ops::PackedWeight wkv;         // [(h + 1) * hidden, num_columns * head_dim]
-  std::vector<float> query_key;  // [h, hidden]: q_weight * k_weight
+  DeviceArray<float> query_key;  // [h, hidden]: q_weight * k_weight
   std::unique_ptr<EngramTable> table;
 };
 
@@ -83,9 +78,9 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  const std::byte* embed = nullptr;  // BF16 [vocab, hidden], in the mapped file
-  ops::PackedWeight head;            // [vocab, hidden]
-  std::vector<float> norm;           // [hidden]
+  std::shared_ptr<const std::byte> embed;  // BF16 [vocab, hidden]
+  ops::PackedWeight head;                  // [vocab, hidden]
+  DeviceArray<float> norm;                 // [hidden]
   std::vector<LayerWeights> layers;
 };
 
@@ -94,7 +89,8 @@ using LoadProgress = std::function<void(uint64_t done_bytes, uint64_t total_byte
 
 // Every tensor the config calls for must be there with the right type and shape and hold only finite values; rows of
 // the Engram tables are looked at when they are read.
-Result<ModelWeights> load_weights(Stream& stream, const Checkpoint& checkpoint, const ModelConfig& config,
-                                  const LayerPlan& plan, int64_t engram_cache_rows, const LoadProgress& progress);
+Result<ModelWeights> load_weights(Device& device, Stream& stream, const Checkpoint& checkpoint,
+                                  const ModelConfig& config, const LayerPlan& plan, int64_t engram_cache_rows,
+                                  const LoadProgress& progress);
 
 }  // namespace deepinfer

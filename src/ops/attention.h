@@ -1,12 +1,13 @@
 // Sparse attention with one latent vector a position that is key and value of all heads, and a sink a head.
 //
-// A query reads the window rows [window_begin, window_end) and then the selected compressed rows, in this order, in
-// blocks of 64 keys with a running maximum. The order is a function of the query alone.
+// The query of a token at position p reads the window rows [max(0, p + 1 - window_size, first_window_row), p] and then
+// the selected compressed rows, in this order, in blocks of 64 keys with a running maximum. The order is a function of
+// the query alone.
 //   s_k = (q . k) / sqrt(head_dim);  out = sum_k w_k k / (sum_k w_k + exp(sink - max)),  w_k = exp(s_k - max)
+// With angles, q is rotated before (ops/elementwise.h, rope) and the result rotated back.
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "device/stream.h"
 #include "device/view.h"
@@ -14,22 +15,21 @@
 
 namespace deepinfer::ops {
 
-struct AttentionQuery {
-  const RowTable* window = nullptr;
-  int64_t window_begin = 0;
-  int64_t window_end = 0;
-  const RowTable* compressed = nullptr;  // may be null when num_selected == 0
-  const int32_t* selected = nullptr;     // ascending row numbers
-  int64_t num_selected = 0;
-};
-
 struct AttentionArgs {
-  MatrixView<float> out;                    // [num_queries, num_heads * head_dim]
-  MatrixView<const float> q;                // [num_queries, num_heads * head_dim]
-  std::span<const AttentionQuery> queries;  // [num_queries]
-  const float* sink = nullptr;              // [num_heads]
+  TensorView out;                               // [num_tokens, num_heads * head_dim]
+  ConstTensorView q;                            // [num_tokens, num_heads * head_dim]
+  const int64_t* positions = nullptr;           // [num_tokens]; negative: a padding row, out is undefined
+  RowTables window;                             // rows by position
+  int64_t window_size = 0;                      // rows a query sees, its own included
+  const int64_t* first_window_row = nullptr;    // [num_tokens], or null for 0; above the position: 0
+  RowTables compressed;                         // blocks null: no compressed rows
+  MatrixView<const int32_t> selected;           // [num_tokens, top_k], each row's first num_selected ascending
+  const int32_t* num_selected = nullptr;        // [num_tokens]
+  const float* sink = nullptr;                  // [num_heads]
   int64_t num_heads = 0;
-  bool round_to_bf16 = false;  // weights of the sum and the result, as the model does
+  MatrixView<const float> cosine;  // [num_tokens, num_pairs]; data null: no rotation
+  MatrixView<const float> sine;
+  bool round_to_bf16 = false;  // weights of the sum, the result, and q and the result after their rotation
 };
 void attention(Stream& stream, const AttentionArgs& args);
 

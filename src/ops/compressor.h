@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "device/stream.h"
 #include "device/view.h"
@@ -10,12 +9,13 @@
 
 namespace deepinfer::ops {
 
-// out[g, c] = sum_i softmax_i(gate[i, c]) * value[i, c] over the tokens i of group g. A token's row in the table holds
-// its `width` values, then its `width` gates, as fp32.
+// A token at position p closes a group if p + 1 is divisible by the ratio; the group is then tokens p + 1 - ratio .. p.
+//   out[t, c] = sum_i softmax_i(gate[i, c]) * value[i, c] over the tokens i of the group that token t closes
+// Rows of other tokens become zero. A token's row in the table holds its `width` values, then its `width` gates, fp32.
 struct CompressArgs {
-  MatrixView<float> out;                    // [num_groups, width]
-  std::span<const RowTable* const> tables;  // [num_groups], rows of 2 * width fp32
-  std::span<const int64_t> first_rows;      // [num_groups], the group's first token
+  TensorView out;                      // [num_tokens, width]
+  RowTables rows;                      // by position, of 2 * width fp32
+  const int64_t* positions = nullptr;  // [num_tokens]; negative: a padding row
   int64_t ratio = 0;
   bool round_to_bf16 = false;
 };

@@ -47,11 +47,12 @@ struct PackedWeight {
 };
 
 struct LinearTask {
-  MatrixView<float> out;       // [num_tokens, weight->rows]
-  MatrixView<const float> in;  // [num_tokens, weight->cols]
+  TensorView out;      // [num_tokens, weight->rows]; kBf16 only with round_output_to_bf16
+  ConstTensorView in;  // [num_tokens, weight->cols]
   const PackedWeight* weight = nullptr;
-  bool input_is_bf16 = false;         // every value of `in` is exactly a BF16
+  bool input_is_bf16 = false;         // every value of `in` is exactly a BF16, whatever its type
   bool round_output_to_bf16 = false;  // round each output to the nearest BF16, ties to even
+  bool quantise_output = false;       // then through FakeQuant::kE4m3Group32; weight->rows % 32 == 0
 };
 
 PackedWeight pack_weight(Stream& stream, const WeightSource& source);

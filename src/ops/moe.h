@@ -1,10 +1,13 @@
-// Routing of tokens to experts, and the sum of what the experts return.
+// Mixture of experts: routing of tokens to experts, and the experts themselves.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "device/stream.h"
 #include "device/view.h"
+#include "ops/linear.h"
 
 namespace deepinfer::ops {
 
@@ -22,14 +25,35 @@ struct RouteArgs {
 };
 void route(Stream& stream, const RouteArgs& args);
 
-// out[t] = sum over slots i of experts_out[rows[t, i]] in slot order, then + shared[t].
-struct CombineArgs {
-  MatrixView<float> out;                // [num_tokens, hidden]
-  MatrixView<const float> experts_out;  // [num_rows, hidden]
-  MatrixView<const int32_t> rows;       // [num_tokens, top_k]
-  MatrixView<const float> shared;       // [num_tokens, hidden]
+struct ExpertWeights {
+  PackedWeight w1;  // gate, [inner, hidden]
+  PackedWeight w2;  // down, [hidden, inner]
+  PackedWeight w3;  // up, [inner, hidden]
+};
+
+// The experts of one layer. `prepare_experts` fills `prepared` with what the backend needs besides; the weights do not
+// move afterwards.
+struct ExpertBank {
+  std::vector<ExpertWeights> routed;
+  ExpertWeights shared;
+  std::shared_ptr<void> prepared;
+};
+void prepare_experts(Stream& stream, ExpertBank& bank);
+
+// out[t] = sum over the slots i in order of weights[t, i] applied inside expert experts[t, i], then + the shared
+// expert's:
+//   expert(u) = w2 . quantise(swiglu(w1 . u, w3 . u) * weight)
+// with swiglu as in ops/elementwise.h. Rounded to BF16, if asked: the products, the activation, out.
+struct ExpertsArgs {
+  TensorView out;                      // [num_tokens, hidden]
+  ConstTensorView in;                  // [num_tokens, hidden], quantised already if the numerics do
+  MatrixView<const int32_t> experts;   // [num_tokens, top_k], ascending
+  MatrixView<const float> weights;     // [num_tokens, top_k]
+  const ExpertBank* bank = nullptr;
+  float swiglu_limit = 0;
+  bool quantise = false;  // the activation, through FakeQuant::kE4m3Group32
   bool round_to_bf16 = false;
 };
-void combine(Stream& stream, const CombineArgs& args);
+void experts(Stream& stream, const ExpertsArgs& args);
 
 }  // namespace deepinfer::ops

@@ -13,6 +13,7 @@
 #include "ops/linear.h"
 #include "ops/mhc.h"
 #include "ops/moe.h"
+#include "ops/sampling.h"
 
 namespace deepinfer::ops {
 
@@ -30,12 +31,16 @@ struct OpTable {
   void (*mhc_coefficients)(Stream&, const MhcCoefficientsArgs&) = nullptr;
   void (*mhc_collapse)(Stream&, const MhcCollapseArgs&) = nullptr;
   void (*mhc_update)(Stream&, const MhcUpdateArgs&) = nullptr;
+  void (*mhc_boundary)(Stream&, const MhcBoundaryArgs&) = nullptr;
   void (*attention)(Stream&, const AttentionArgs&) = nullptr;
   void (*compress)(Stream&, const CompressArgs&) = nullptr;
   void (*index_select)(Stream&, const IndexSelectArgs&) = nullptr;
   void (*route)(Stream&, const RouteArgs&) = nullptr;
-  void (*combine)(Stream&, const CombineArgs&) = nullptr;
+  void (*prepare_experts)(Stream&, ExpertBank&) = nullptr;
+  void (*experts)(Stream&, const ExpertsArgs&) = nullptr;
+  void (*engram_rows)(Stream&, const EngramRowsArgs&) = nullptr;
   void (*engram_apply)(Stream&, const EngramApplyArgs&) = nullptr;
+  void (*sample)(Stream&, const SampleArgs&) = nullptr;
 };
 
 }  // namespace deepinfer::ops

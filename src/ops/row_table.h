@@ -46,4 +46,15 @@ struct RowTable {
   }
 };
 
+// The rows of one kind for every token of a step: tokens of the same sequence share a block table. Device memory.
+struct RowTables {
+  std::byte* const* const* blocks = nullptr;  // [num_tokens]: the table of the token's sequence; null: a padding row
+  int32_t block_shift = 0;
+  RowType type = RowType::kF32;
+  int64_t width = 0;
+  int64_t offset = 0;
+
+  RowTable of(int64_t token) const { return {blocks[token], block_shift, type, width, offset}; }
+};
+
 }  // namespace deepinfer::ops

@@ -10,11 +10,11 @@
 
 namespace deepinfer {
 
-ModelExecutor::ModelExecutor(Device& device, Model& model, std::unique_ptr<HostBlocks> device_blocks,
+ModelExecutor::ModelExecutor(Device& device, Model& model, std::unique_ptr<DeviceBlocks> device_blocks,
                              const HostBlocks* host_blocks, int32_t num_slots)
     : model_(model), device_blocks_(std::move(device_blocks)), host_blocks_(host_blocks) {
   slots_.reserve(num_slots);
-  for (int32_t i = 0; i < num_slots; ++i) slots_.push_back({.state = model.make_placed_sequence(0)});
+  for (int32_t i = 0; i < num_slots; ++i) slots_.push_back({.state = model.make_placed_sequence()});
   steps_.reserve(num_slots);
   raw_row_.resize(model.config().vocab_size);
   for (StepResult& result : results_) result.items.reserve(num_slots);
@@ -68,13 +68,12 @@ void ModelExecutor::work() {
   }
 }
 
-void ModelExecutor::start(const SlotStart& start) {
+Status ModelExecutor::start(const SlotStart& start) {
   Slot& slot = slots_[start.slot.slot];
   const SequenceInput& input = *start.input;
   slot.generation = start.slot.generation;
   slot.input = &input;
   slot.last_token = -1;
-  model_.restart(slot.state, start.tokens.first(start.length), input.max_tokens_total + 1);
   slot.sampler.reset({.params = &input.params,
                       .key = input.sampling_key,
                       .vocab_size = model_.config().vocab_size,
@@ -83,38 +82,34 @@ void ModelExecutor::start(const SlotStart& start) {
                       .max_output_tokens = input.max_tokens_total - input.num_prompt_tokens,
                       .bad_words = input.bad_word_tokens,
                       .end_tokens = input.end_tokens});
+  return model_.restart(slot.state, start.tokens.first(start.length), input.max_tokens_total + 1);
 }
 
 void ModelExecutor::move_blocks(const StepPlan& plan) {
-  const auto move = [](std::span<const std::byte> from, std::span<std::byte> to) {
-    std::memcpy(to.data(), from.data(), to.size());
-  };
+  Stream& stream = model_.stream();
   for (const BlockTransfer& t : plan.transfers) {
-    const std::span<std::byte> device = device_blocks_->block(t.group, t.device_block);
+    std::byte* const device = device_blocks_->block(t.group, t.device_block);
     const std::span<std::byte> host = host_blocks_->block(t.group, t.host_block);
+    const auto bytes = static_cast<int64_t>(host.size());
     if (t.direction == BlockTransfer::Direction::kSave) {
-      move(device, host);
+      stream.copy(host.data(), device, bytes);
     } else {
-      move(host, device);
+      stream.copy(device, host.data(), bytes);
     }
   }
-  for (const BlockCopy& c : plan.copies)
-    move(device_blocks_->block(c.group, c.from), device_blocks_->block(c.group, c.to));
+  for (const BlockCopy& c : plan.copies) {
+    stream.copy(device_blocks_->block(c.group, c.to), device_blocks_->block(c.group, c.from),
+                device_blocks_->block_bytes(c.group));
+  }
 }
 
-void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
-  const auto begin = std::chrono::steady_clock::now();
-  result.id = plan.id;
-  result.kind = plan.kind;
-  result.items.clear();
-  result.num_logprobs = 0;
-  result.error.clear();
-  for (const SlotStart& started : plan.starts) start(started);
+// Starts, edits and moves; the items become `steps_`.
+Status ModelExecutor::prepare(const StepPlan& plan) {
+  for (const SlotStart& started : plan.starts) DI_RETURN_IF_ERROR(start(started));
   for (const BlockEdit& edit : plan.block_edits) {
-    slots_[edit.slot].state.place_block(edit.group, edit.number, device_blocks_->block(edit.group, edit.block).data());
+    slots_[edit.slot].state.place_block(edit.group, edit.number, device_blocks_->block(edit.group, edit.block));
   }
   move_blocks(plan);
-
   steps_.clear();
   for (const StepItem& item : plan.items) {
     Slot& slot = slots_[item.slot.slot];
@@ -127,7 +122,19 @@ void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
     const std::span<const int32_t> tokens = item.tokens.empty() ? std::span(&slot.last_token, 1) : item.tokens;
     steps_.push_back({&slot.state, tokens, wanted, slot.input->decoder_begin, slot.input->mask_only});
   }
-  const Status status = model_.forward(steps_, logits_);
+  return Status();
+}
+
+void ModelExecutor::run(const StepPlan& plan, StepResult& result) {
+  const auto begin = std::chrono::steady_clock::now();
+  result.id = plan.id;
+  result.kind = plan.kind;
+  result.items.clear();
+  result.num_logprobs = 0;
+  result.error.clear();
+  Status status = prepare(plan);
+  // Also without items, for then it waits for the blocks that were moved.
+  if (status.ok()) status = model_.forward(steps_, logits_);
   if (status.ok()) {
     read_logits(plan, result);
   } else {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/transformer.h"
+#include "runtime/device_blocks.h"
 #include "sampling/sequence_sampler.h"
 #include "step/executor.h"
 #include "transfer/host_blocks.h"
@@ -19,8 +20,8 @@ class ModelExecutor final : public Executor {
  public:
   // The model must outlive it and is used by nobody else meanwhile. `device_blocks`: the cache's bytes. `host_blocks`:
   // those of the tier below, null if there is none; it outlives the executor.
-  ModelExecutor(Device& device, Model& model, std::unique_ptr<HostBlocks> device_blocks, const HostBlocks* host_blocks,
-                int32_t num_slots);
+  ModelExecutor(Device& device, Model& model, std::unique_ptr<DeviceBlocks> device_blocks,
+                const HostBlocks* host_blocks, int32_t num_slots);
   ~ModelExecutor() override;  // waits for what was launched
 
   void launch(const StepPlan& plan) override;
@@ -40,13 +41,14 @@ class ModelExecutor final : public Executor {
 
   void work();
   void run(const StepPlan& plan, StepResult& result);
+  Status prepare(const StepPlan& plan);
   void move_blocks(const StepPlan& plan);
-  void start(const SlotStart& start);
+  Status start(const SlotStart& start);
   void read_logits(const StepPlan& plan, StepResult& result);
   int32_t sample(Slot& slot, std::span<float> logits, int64_t position, ItemResult& item, StepResult& result);
 
   Model& model_;
-  std::unique_ptr<HostBlocks> device_blocks_;
+  std::unique_ptr<DeviceBlocks> device_blocks_;
   const HostBlocks* host_blocks_;
   std::vector<Slot> slots_;
   std::vector<SequenceStep> steps_;

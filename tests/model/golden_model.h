@@ -1,6 +1,7 @@
-// The small checkpoints of tests/golden/model, loaded on the CPU.
+// The small checkpoints of tests/golden/model, loaded on the CPU or on a device of the test's.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,8 +15,15 @@
 
 namespace deepinfer {
 
+// The folder of tests: this one, or DEEPINFER_TESTS_DIR where a test runs on another machine than it was built on.
+inline std::string tests_folder() {
+  const char* moved = std::getenv("DEEPINFER_TESTS_DIR");
+  return moved != nullptr ? moved : DEEPINFER_TESTS_DIR;
+}
+
+// "tiny" is the model that the repository ships.
 inline std::string golden_folder(const std::string& name) {
-  return std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name;
+  return tests_folder() + (name == "tiny" ? "/../models/tiny" : "/golden/model/" + name);
 }
 
 inline std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
@@ -28,9 +36,11 @@ inline std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t
 class GoldenModel {
  public:
   GoldenModel(const std::string& name, Numerics numerics, const std::string& kernels = "auto", int threads = 2,
-              KvFormat kv_format = KvFormat::kBf16) {
-    auto made = make_cpu_device({.num_threads = threads, .kernels = kernels});
-    device_ = std::move(made).value();
+              KvFormat kv_format = KvFormat::kBf16)
+      : GoldenModel(name, numerics, make_cpu_device({.num_threads = threads, .kernels = kernels}).value(), kv_format) {}
+  GoldenModel(const std::string& name, Numerics numerics, std::unique_ptr<Device> device,
+              KvFormat kv_format = KvFormat::kBf16)
+      : device_(std::move(device)) {
     Checkpoint checkpoint = Checkpoint::open(golden_folder(name)).value();
     ModelConfig config = ModelConfig::from_file(golden_folder(name) + "/config.json").value();
     std::vector<int32_t> map;

@@ -1,87 +1,11 @@
 // The forward pass against recorded logits: three small checkpoints in the released format, with logits in exact
 // arithmetic and with the vendor's roundings. And the promise: how tokens are cut into steps changes no bit.
-#include <cmath>
-#include <fstream>
 #include <random>
 
-#include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
-
-#include "model/golden_model.h"
+#include "model/golden_run.h"
 
 namespace deepinfer {
 namespace {
-
-using Row = std::vector<float>;
-
-struct GoldenPrompt {
-  std::vector<int32_t> prompt;
-  std::vector<int32_t> greedy;
-  std::vector<std::vector<double>> exact;  // after the prompt, then after each greedy token
-  std::vector<std::vector<double>> official;
-  std::vector<int32_t> all() const {
-    std::vector<int32_t> tokens = prompt;
-    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
-    return tokens;
-  }
-};
-
-std::vector<GoldenPrompt> read_golden(const std::string& name) {
-  std::ifstream file(golden_folder(name) + "/golden.json");
-  std::vector<GoldenPrompt> prompts;
-  for (const auto& record : nlohmann::json::parse(file)) {
-    prompts.push_back({record["prompt"], record["greedy_f64"], record["logits_f64"], record["logits_official"]});
-  }
-  return prompts;
-}
-
-// Logits after every token, the tokens cut into steps of the given sizes (the last size repeats).
-std::vector<Row> run(Model& model, const std::vector<int32_t>& tokens, const std::vector<int>& sizes) {
-  SequenceState state = model.make_sequence();
-  std::vector<Row> rows;
-  std::vector<float> logits;
-  const int64_t vocab = model.config().vocab_size;
-  for (size_t begin = 0, i = 0; begin < tokens.size(); ++i) {
-    const size_t count = std::min<size_t>(sizes[std::min(i, sizes.size() - 1)], tokens.size() - begin);
-    const SequenceStep step{&state, std::span(tokens).subspan(begin, count), LogitRows::kAll};
-    EXPECT_TRUE(model.forward({&step, 1}, logits).ok());
-    for (size_t r = 0; r < count; ++r) rows.emplace_back(logits.begin() + r * vocab, logits.begin() + (r + 1) * vocab);
-    begin += count;
-  }
-  EXPECT_EQ(state.length(), static_cast<int64_t>(tokens.size()));
-  return rows;
-}
-
-// Largest difference over the largest golden value.
-double relative_error(const Row& row, const std::vector<double>& golden) {
-  double error = 0, scale = 0;
-  for (size_t i = 0; i < golden.size(); ++i) {
-    error = std::max(error, std::fabs(row[i] - golden[i]));
-    scale = std::max(scale, std::fabs(golden[i]));
-  }
-  return error / scale;
-}
-
-struct Errors {
-  std::vector<double> all;
-  double largest() const { return *std::max_element(all.begin(), all.end()); }
-  double median() {
-    std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
-    return all[all.size() / 2];
-  }
-};
-
-// Where the golden's best two logits are further apart than `share` of its largest, the argmax must agree.
-void expect_same_argmax(const Row& row, const std::vector<double>& golden, double share) {
-  std::vector<size_t> order(golden.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::partial_sort(order.begin(), order.begin() + 2, order.end(),
-                    [&](size_t a, size_t b) { return golden[a] > golden[b]; });
-  double scale = 0;
-  for (const double value : golden) scale = std::max(scale, std::fabs(value));
-  if (golden[order[0]] - golden[order[1]] <= share * scale) return;
-  EXPECT_EQ(static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin()), order[0]);
-}
 
 class Golden : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("tiny_full", "tiny_noengram", "tiny_smooth"),

@@ -90,13 +90,14 @@ TEST(PlacedSequence, ContinuesFromCopiedBlocks) {
     return placed;
   };
   std::vector<float> expected, logits;
-  SequenceState first = model->make_placed_sequence(256);
+  SequenceState first = model->make_placed_sequence();
+  ASSERT_TRUE(model->restart(first, {}, 256).ok());
   const std::vector<std::byte*> blocks = place_all(first, nullptr);
   const SequenceStep begin{&first, std::span(tokens).first(131), LogitRows::kNone};
   ASSERT_TRUE(model->forward({&begin, 1}, logits).ok());
 
-  SequenceState second = model->make_placed_sequence(256);
-  model->restart(second, std::span(tokens).first(131), 256);
+  SequenceState second = model->make_placed_sequence();
+  ASSERT_TRUE(model->restart(second, std::span(tokens).first(131), 256).ok());
   place_all(second, &blocks);
   const SequenceStep end{&first, std::span(tokens).subspan(131), LogitRows::kAll};
   ASSERT_TRUE(model->forward({&end, 1}, expected).ok());

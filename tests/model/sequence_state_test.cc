@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/cpu/cpu_device.h"
+
 namespace deepinfer {
 namespace {
 
@@ -11,15 +13,26 @@ ModelConfig config_of(const std::string& name) {
   return ModelConfig::from_file(std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + name + "/config.json").value();
 }
 
+Device& device() {
+  static const std::unique_ptr<Device> cpu = make_cpu_device({.num_threads = 1}).value();
+  return *cpu;
+}
+
 SequenceState make_state(const ModelConfig& config, int64_t max_rollback, Numerics numerics = Numerics::kOfficial) {
-  return SequenceState::with_own_blocks(std::make_shared<KvLayout>(KvLayout::make(config, numerics)), max_rollback);
+  return SequenceState::with_own_blocks(device(), std::make_shared<KvLayout>(KvLayout::make(config, numerics)),
+                                        max_rollback);
+}
+
+// The rows of a layer's kind, e.g. KvLayout::window.
+ops::RowTable rows_of(const SequenceState& state, std::vector<int> KvLayout::*kind, int layer) {
+  return state.rows(state.layout().members[(state.layout().*kind)[layer]]);
 }
 
 // Moves a state forward; the compressed id of position p is p.
 void advance(SequenceState& state, int64_t num_tokens, bool finish = true) {
   std::vector<int32_t> ids(num_tokens);
   for (int64_t i = 0; i < num_tokens; ++i) ids[i] = static_cast<int32_t>(state.length() + i);
-  state.begin_step(num_tokens, ids);
+  ASSERT_TRUE(state.begin_step(num_tokens, ids).ok());
   if (finish) state.end_step(num_tokens);
 }
 
@@ -40,12 +53,12 @@ void expect_readable(const SequenceState& state, const ModelConfig& config) {
   const LayerPlan plan = LayerPlan::make(config);
   for (size_t l = 0; l < plan.layers.size(); ++l) {
     const int layer = static_cast<int>(l);
-    expect_rows(state.window(layer), std::max<int64_t>(0, end - config.sliding_window + 1), end);
+    expect_rows(rows_of(state, &KvLayout::window, layer), std::max<int64_t>(0, end - config.sliding_window + 1), end);
     if (!plan.layers[l].is_kv_source) continue;
     const int64_t ratio = plan.layers[l].compress_ratio;
-    expect_rows(state.compressed(layer), 0, end / ratio);
-    expect_rows(state.index_keys(layer), 0, end / ratio);
-    if (ratio > 1) expect_rows(state.open_group(layer), end / ratio * ratio, end);
+    expect_rows(rows_of(state, &KvLayout::compressed, layer), 0, end / ratio);
+    expect_rows(rows_of(state, &KvLayout::index_keys, layer), 0, end / ratio);
+    if (ratio > 1) expect_rows(rows_of(state, &KvLayout::open_group, layer), end / ratio * ratio, end);
   }
   ASSERT_EQ(static_cast<int64_t>(state.engram_history().size()), end);
   for (int64_t p = 0; p < end; ++p) ASSERT_EQ(state.engram_history()[p], p);
@@ -101,11 +114,11 @@ TEST(SequenceState, windows_and_open_groups_stay_bounded_while_thousands_of_toke
   for (const int64_t max_rollback : {0, 8}) {
     SequenceState state = make_state(config, max_rollback);
     const KvLayout layout = KvLayout::make(config, Numerics::kOfficial);
-    state.begin_step(300, {});
+    ASSERT_TRUE(state.begin_step(300, {}).ok());
     state.end_step(300);
     int64_t constant = 0;
     for (int t = 300; t < 6000; ++t) {
-      state.begin_step(1, {});
+      ASSERT_TRUE(state.begin_step(1, {}).ok());
       state.end_step(1);
       if (t % 1024 != 0) continue;
       // What is left to grow is a function of the length alone: whole blocks of compressed rows and index keys.
@@ -123,13 +136,15 @@ TEST(SequenceState, windows_and_open_groups_stay_bounded_while_thousands_of_toke
 
 TEST(SequenceState, stores_rows_as_bf16_unless_numerics_are_exact) {
   const ModelConfig config = config_of("tiny_full");
-  EXPECT_EQ(make_state(config, 0).window(0).type, ops::RowType::kBf16);
-  EXPECT_EQ(make_state(config, 0, Numerics::kBf16Activations).window(0).type, ops::RowType::kBf16);
+  const SequenceState official = make_state(config, 0);
+  const SequenceState bf16_activations = make_state(config, 0, Numerics::kBf16Activations);
+  EXPECT_EQ(rows_of(official, &KvLayout::window, 0).type, ops::RowType::kBf16);
+  EXPECT_EQ(rows_of(bf16_activations, &KvLayout::window, 0).type, ops::RowType::kBf16);
   const SequenceState exact = make_state(config, 0, Numerics::kExact);
-  EXPECT_EQ(exact.window(0).type, ops::RowType::kF32);
-  EXPECT_EQ(exact.open_group(1).type, ops::RowType::kF32);
-  EXPECT_EQ(exact.compressed(1).width, config.head_dim);
-  EXPECT_EQ(exact.open_group(1).width, 2 * config.head_dim);
+  EXPECT_EQ(rows_of(exact, &KvLayout::window, 0).type, ops::RowType::kF32);
+  EXPECT_EQ(rows_of(exact, &KvLayout::open_group, 1).type, ops::RowType::kF32);
+  EXPECT_EQ(rows_of(exact, &KvLayout::compressed, 1).width, config.head_dim);
+  EXPECT_EQ(rows_of(exact, &KvLayout::open_group, 1).width, 2 * config.head_dim);
 }
 
 TEST(SequenceState, can_move_and_goes_on) {

@@ -24,17 +24,73 @@ struct Problem {
   int64_t width() const { return heads * dim; }
 };
 
-Values attend(const Problem& p, const RowBlocks& window, const RowBlocks& compressed, bool round) {
-  return on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
-    std::vector<AttentionQuery> queries;
+// Rotation of every query: [num_queries, pairs].
+struct Angles {
+  int64_t pairs = 0;
+  Values cosine, sine;
+};
+
+Angles random_angles(Random& random, int64_t queries, int64_t pairs) {
+  Angles angles{pairs};
+  for (const float a : random.normals(queries * pairs, 3)) {
+    angles.cosine.push_back(std::cos(a));
+    angles.sine.push_back(std::sin(a));
+  }
+  return angles;
+}
+
+// The arguments of queries [begin, end) and what they point at. A window that is cut short by its first row is as long
+// as one that is cut by its size.
+struct Step {
+  std::vector<int64_t> positions, first_rows;
+  std::vector<int32_t> selected, num_selected;
+  int64_t top_k = 1;
+
+  Step(const Problem& p, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) top_k = std::max(top_k, static_cast<int64_t>(p.selected[i].size()));
+    selected.assign((end - begin) * top_k, -7);
     for (int64_t i = begin; i < end; ++i) {
-      const bool none = p.selected[i].empty();
-      queries.push_back({&window.table(), p.window_begin[i], p.window_end[i], none ? nullptr : &compressed.table(),
-                         none ? nullptr : p.selected[i].data(), static_cast<int64_t>(p.selected[i].size())});
+      positions.push_back(p.window_end[i] - 1);
+      first_rows.push_back(p.window_begin[i]);
+      std::copy(p.selected[i].begin(), p.selected[i].end(), selected.begin() + (i - begin) * top_k);
+      num_selected.push_back(static_cast<int32_t>(p.selected[i].size()));
     }
+  }
+  AttentionArgs args(const Problem& p, const RowBlocks& window, const RowBlocks& compressed) const {
+    AttentionArgs a;
+    a.positions = positions.data();
+    a.window = window.tables();
+    a.window_size = 1 << 20;
+    a.first_window_row = first_rows.data();
+    if (!p.compressed.empty()) a.compressed = compressed.tables();
+    a.selected = {selected.data(), static_cast<int64_t>(positions.size()), top_k, top_k};
+    a.num_selected = num_selected.data();
+    a.sink = p.sink.data();
+    a.num_heads = p.heads;
+    return a;
+  }
+};
+
+Values attend(const Problem& p, const RowBlocks& window, const RowBlocks& compressed, bool round,
+              const Angles* angles = nullptr) {
+  return on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
+    const Step step(p, begin, end);
     Buffer<float> q(rig, p.width(), rows_of(p.q, p.width(), begin, end));
     Buffer<float> out(rig, end - begin, p.width());
-    attention(*rig.stream, {out.view(), q.view(), queries, p.sink.data(), p.heads, round});
+    AttentionArgs args = step.args(p, window, compressed);
+    args.out = out.view();
+    args.q = q.view();
+    args.round_to_bf16 = round;
+    if (angles == nullptr) {
+      attention(*rig.stream, args);
+      return out.values();
+    }
+    Buffer<float> cosine(rig, angles->pairs, rows_of(angles->cosine, angles->pairs, begin, end));
+    Buffer<float> sine(rig, angles->pairs, rows_of(angles->sine, angles->pairs, begin, end));
+    args.cosine = cosine.view();
+    args.sine = sine.view();
+    attention(*rig.stream, args);
+    EXPECT_EQ(q.values(), Values(p.q.begin() + begin * p.width(), p.q.begin() + end * p.width())) << "q is not written";
     return out.values();
   });
 }
@@ -82,8 +138,8 @@ Problem random_problem(Random& random, int64_t heads, int64_t dim, int64_t queri
   p.compressed = rounded(random.normals(compressed_rows * dim));
   p.sink = random.normals(heads);
   for (int64_t i = 0; i < queries; ++i) {
-    p.window_end.push_back(random.between(0, window_rows));
-    p.window_begin.push_back(std::max<int64_t>(0, p.window_end[i] - random.between(0, longest_window)));
+    p.window_end.push_back(random.between(1, window_rows));
+    p.window_begin.push_back(std::max<int64_t>(0, p.window_end[i] - random.between(1, longest_window)));
     p.selected.emplace_back();
     const int64_t wanted = random.between(0, most_selected);
     for (int64_t r = 0; r < compressed_rows; ++r) {
@@ -156,11 +212,143 @@ TEST(Attention, sees_windows_and_selections_longer_than_a_block_of_64_keys) {
   }
 }
 
-TEST(Attention, of_nothing_is_zero) {
+TEST(Attention, sees_as_many_rows_as_the_window_has_but_none_before_the_first) {
   Random random(3);
-  Problem p = random_problem(random, 3, 32, 2, 4, 0);
-  p.window_begin = p.window_end = {0, 3};
-  for (const bool round : {false, true}) EXPECT_EQ(attend(p, round), Values(2 * 96, 0.0f));
+  constexpr int64_t kRows = 40, kHeads = 3, kDim = 32;
+  Problem p{kHeads, kDim};
+  p.window = random.normals(kRows * kDim);
+  p.sink = random.normals(kHeads);
+  struct Case {
+    int64_t position, first, begin;  // with a window of 8
+  };
+  // A first row above the position is none.
+  for (const Case c : {Case{0, 0, 0},
+                       {5, 0, 0},
+                       {7, 0, 0},
+                       {8, 0, 1},
+                       {39, 0, 32},
+                       {39, 31, 32},
+                       {39, 33, 33},
+                       {39, 39, 39},
+                       {39, 40, 32},
+                       {5, 3, 3},
+                       {5, 6, 0},
+                       {20, 1000, 13}}) {
+    SCOPED_TRACE(testing::Message() << "position " << c.position << ", first " << c.first);
+    p.window_begin = {c.begin};
+    p.window_end = {c.position + 1};
+    p.selected = {{}};
+    p.q = random.normals(p.width());
+    const RowBlocks window(RowType::kF32, 2, kDim, p.window);
+    const Values expected = attend(p, window, window, false);
+    expect_close(expected, defined(p), kDim);
+    for (const bool has_first : {true, false}) {
+      if (!has_first && c.first != 0) continue;
+      Values out(p.width());
+      AttentionArgs args = Step(p, 0, 1).args(p, window, window);
+      args.out = dense(out.data(), 1, p.width());
+      args.q = dense(p.q.data(), 1, p.width());
+      const int32_t none = 0;
+      args.positions = &c.position;
+      args.first_window_row = has_first ? &c.first : nullptr;
+      args.num_selected = &none;
+      args.window_size = 8;
+      attention(*all_rigs().front().stream, args);
+      EXPECT_EQ(first_difference(out, expected), -1);
+    }
+  }
+}
+
+TEST(Attention, of_nothing_is_zero) {
+  for (const bool round : {false, true}) {
+    Random random(3);
+    const Problem p = random_problem(random, 3, 32, 2, 4, 0);
+    const RowBlocks window(RowType::kF32, 2, p.dim, p.window);
+    const Step step(p, 0, 2);
+    Values out(2 * p.width(), 1.0f);
+    AttentionArgs args = step.args(p, window, window);
+    args.out = dense(out.data(), 2, p.width());
+    args.q = dense(p.q.data(), 2, p.width());
+    args.window_size = 0;
+    args.round_to_bf16 = round;
+    attention(*all_rigs().front().stream, args);
+    EXPECT_EQ(out, Values(2 * p.width(), 0.0f));
+  }
+}
+
+Values rotate(const Values& x, const Problem& p, Angles angles, bool inverse, bool round) {
+  Values out = x;
+  const int64_t rows = p.num_queries(), pairs = angles.pairs;
+  rope(*all_rigs().front().stream, {.data = dense(out.data(), rows, p.width()),
+                                    .num_heads = p.heads,
+                                    .cosine = dense(angles.cosine.data(), rows, pairs),
+                                    .sine = dense(angles.sine.data(), rows, pairs),
+                                    .inverse = inverse,
+                                    .round_to_bf16 = round});
+  return out;
+}
+
+TEST(Attention, with_angles_gives_the_bits_of_a_rotation_before_and_one_back_after) {
+  Random random(9);
+  for (const int64_t heads : {1, 3, 8, 13}) {
+    for (const int64_t pairs : {1, 8, 24}) {
+      Problem p = random_problem(random, heads, 48, 5, 70, 30);
+      const Angles angles = random_angles(random, 5, pairs);
+      const RowBlocks window(RowType::kF32, 2, p.dim, p.window), compressed(RowType::kF32, 2, p.dim, p.compressed);
+      for (const bool round : {false, true}) {
+        SCOPED_TRACE(testing::Message() << heads << " heads, " << pairs << " pairs" << (round ? ", rounded" : ""));
+        const Values inside = attend(p, window, compressed, round, &angles);
+        Problem rotated = p;
+        rotated.q = rotate(p.q, p, angles, false, round);
+        const Values outside = rotate(attend(rotated, window, compressed, round), p, angles, true, round);
+        EXPECT_EQ(first_difference(inside, outside), -1);
+      }
+    }
+  }
+}
+
+TEST(Attention, passes_padding_rows_over) {
+  Random random(10);
+  const Problem p = random_problem(random, 3, 32, 5, 20, 10);
+  const RowBlocks window(RowType::kF32, 2, p.dim, p.window), compressed(RowType::kF32, 2, p.dim, p.compressed);
+  const Angles angles = random_angles(random, 5, 4);
+  const Values expected = attend(p, window, compressed, true, &angles);
+  // Rows 1 and 3 become padding, told by the position, the table or both; whatever else they hold leads nowhere.
+  for (const bool by_position : {true, false}) {
+    Step step(p, 0, 5);
+    RowTables tables[2] = {window.tables(), compressed.tables()};
+    std::vector<std::byte* const*> blocks[2];
+    for (int i = 0; i < 2; ++i) {
+      blocks[i].assign(tables[i].blocks, tables[i].blocks + 5);
+      blocks[i][1] = blocks[i][3] = nullptr;
+      tables[i].blocks = blocks[i].data();
+    }
+    for (const int row : {1, 3}) {
+      step.positions[row] = by_position ? -1 : 1 << 30;
+      step.first_rows[row] = -5;
+      step.num_selected[row] = 1 << 30;
+    }
+    for (const Rig& rig : all_rigs()) {
+      Buffer<float> q(rig, p.width(), p.q), out(rig, 5, p.width());
+      Buffer<float> cosine(rig, 4, angles.cosine), sine(rig, 4, angles.sine);
+      AttentionArgs args = step.args(p, window, compressed);
+      args.window = tables[0];
+      args.compressed = tables[1];
+      args.out = out.view();
+      args.q = q.view();
+      args.cosine = cosine.view();
+      args.sine = sine.view();
+      args.round_to_bf16 = true;
+      attention(*rig.stream, args);
+      const Values values = out.values();
+      for (const int row : {0, 2, 4}) {
+        const auto bits_of_row = [&](const Values& x) {
+          return Values(x.begin() + row * p.width(), x.begin() + (row + 1) * p.width());
+        };
+        EXPECT_EQ(first_difference(bits_of_row(values), bits_of_row(expected)), -1) << rig.name << ", row " << row;
+      }
+    }
+  }
 }
 
 TEST(Attention, reads_the_same_numbers_from_bf16_rows_and_from_blocks_of_any_size) {

@@ -12,7 +12,8 @@ namespace {
 
 using Values = std::vector<float>;
 
-// values, gates: [groups * ratio, width]. Tokens lie from row `first` on, as those of a sequence do.
+// values, gates: [groups * ratio, width]. Tokens lie from row `first` on, as those of a sequence do. Returns the rows
+// of the tokens that close a group.
 Values compress_on_every_rig(const Values& values, const Values& gates, int64_t ratio, int64_t width, bool round,
                              int64_t first = 0, int32_t block_shift = 1) {
   const int64_t tokens = static_cast<int64_t>(values.size()) / width;
@@ -23,11 +24,10 @@ Values compress_on_every_rig(const Values& values, const Values& gates, int64_t 
   }
   const RowBlocks table(RowType::kF32, block_shift, 2 * width, rows);
   return on_every_rig(tokens / ratio, [&](const Rig& rig, int64_t begin, int64_t end) {
-    const std::vector<const RowTable*> tables(end - begin, &table.table());
-    std::vector<int64_t> first_rows;
-    for (int64_t g = begin; g < end; ++g) first_rows.push_back(first + g * ratio);
+    std::vector<int64_t> positions;
+    for (int64_t g = begin; g < end; ++g) positions.push_back(first + g * ratio + ratio - 1);
     Buffer<float> out(rig, end - begin, width);
-    compress(*rig.stream, {out.view(), tables, first_rows, ratio, round});
+    compress(*rig.stream, {out.view(), table.tables(), positions.data(), ratio, round});
     return out.values();
   });
 }
@@ -64,12 +64,41 @@ TEST(Compress, is_a_softmax_over_the_tokens_of_each_channel) {
       }
       const Values out = compress_on_every_rig(values, gates, ratio, width, false);
       expect_close(out, expected, width);
-      for (const int64_t first : {1, 6}) {
+      for (const int64_t first : {ratio, 6 * ratio}) {
         EXPECT_EQ(first_difference(compress_on_every_rig(values, gates, ratio, width, false, first, 3), out), -1)
             << first;
       }
     }
   }
+}
+
+TEST(Compress, gives_zeros_to_tokens_that_close_no_group_and_to_padding_rows) {
+  Random random(2);
+  constexpr int64_t kWidth = 33, kRatio = 3, kTokens = 9;
+  const Values values = random.normals(kTokens * kWidth), gates = random.normals(kTokens * kWidth);
+  const Values groups = compress_on_every_rig(values, gates, kRatio, kWidth, false);
+  Values rows;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    rows.insert(rows.end(), values.begin() + t * kWidth, values.begin() + (t + 1) * kWidth);
+    rows.insert(rows.end(), gates.begin() + t * kWidth, gates.begin() + (t + 1) * kWidth);
+  }
+  const RowBlocks table(RowType::kF32, 1, 2 * kWidth, rows);
+  const std::vector<int64_t> positions = {7, 8, -1, 2, 3, 5, 4, 5};
+  std::vector<std::byte* const*> blocks(8, table.tables().blocks[0]);
+  blocks[2] = blocks[7] = nullptr;
+  RowTables tables = table.tables();
+  const std::vector<int> group_of = {-1, 2, -1, 0, -1, 1, -1, -1};
+  Values expected;
+  for (const int group : group_of) {
+    for (int64_t c = 0; c < kWidth; ++c) expected.push_back(group < 0 ? 0.0f : groups[group * kWidth + c]);
+  }
+  const Values out = on_every_rig(8, [&](const Rig& rig, int64_t begin, int64_t end) {
+    Buffer<float> result(rig, end - begin, kWidth);
+    tables.blocks = blocks.data() + begin;
+    compress(*rig.stream, {result.view(), tables, positions.data() + begin, kRatio, false});
+    return result.values();
+  });
+  EXPECT_EQ(first_difference(out, expected), -1);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "ops/elementwise.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -58,6 +59,26 @@ TEST(RmsNorm, is_the_definition_for_every_width_and_scale) {
   }
 }
 
+TEST(RmsNorm, gives_with_its_result_the_bits_of_the_quantiser_after_it) {
+  Random random(8);
+  for (const int64_t width : {32, 96, 1280}) {
+    for (const bool round : {false, true}) {
+      const Values x = random.normals(6 * width, 3), weight = random.normals(width);
+      const Values norm = rms_norm_on_every_rig(x, weight, 1e-6f, round);
+      const auto compute = [&](bool quantised_one) {
+        return on_every_rig(6, [&](const Rig& rig, int64_t begin, int64_t end) {
+          Buffer<float> in(rig, width, rows_of(x, width, begin, end));
+          Buffer<float> out(rig, end - begin, width), second(rig, end - begin, width);
+          rms_norm(*rig.stream, {out.view(), in.view(), weight.data(), 1e-6f, round, second.view()});
+          return (quantised_one ? second : out).values();
+        });
+      };
+      EXPECT_EQ(first_difference(compute(false), norm), -1);
+      EXPECT_EQ(first_difference(compute(true), quantised(FakeQuant::kE4m3Group32, norm)), -1);
+    }
+  }
+}
+
 TEST(RmsNorm, of_a_zero_row_is_zero) {
   EXPECT_EQ(rms_norm_on_every_rig(Values(32, 0.0f), Values(32, 2.0f), 1e-20f, true), Values(32, 0.0f));
 }
@@ -80,7 +101,7 @@ TEST(Embed, copies_the_row_of_each_token_to_every_stream) {
     }
     const Values out = on_every_rig(tokens.size(), [&](const Rig& rig, int64_t begin, int64_t end) {
       Buffer<float> result(rig, end - begin, streams * kHidden);
-      embed(*rig.stream, {result.view(), rows_of(tokens, 1, begin, end), bytes.data() + 1, kHidden});
+      embed(*rig.stream, {result.view(), tokens.data() + begin, bytes.data() + 1, kHidden});
       return result.values();
     });
     EXPECT_EQ(first_difference(out, expected), -1) << streams << " streams";
@@ -160,12 +181,12 @@ struct Angles {
   Values cosine, sine;
 };
 
-Angles angles_on_every_rig(const std::vector<int64_t>& positions, const Values& frequencies) {
+Angles angles_on_every_rig(const std::vector<int64_t>& positions, const Values& frequencies, int64_t ratio = 1) {
   const int64_t pairs = static_cast<int64_t>(frequencies.size());
   const auto compute = [&](bool sines) {
     return on_every_rig(positions.size(), [&](const Rig& rig, int64_t begin, int64_t end) {
       Buffer<float> c(rig, end - begin, pairs), s(rig, end - begin, pairs);
-      rope_angles(*rig.stream, {c.view(), s.view(), rows_of(positions, 1, begin, end), frequencies});
+      rope_angles(*rig.stream, {c.view(), s.view(), positions.data() + begin, frequencies.data(), ratio});
       return (sines ? s : c).values();
     });
   };
@@ -187,6 +208,21 @@ TEST(Rope, gives_the_golden_angles_and_rotations) {
     expect_close(rope_on_every_rig(x, 1, angles.cosine, angles.sine, rows, false), golden.doubles("rotated"), width);
     expect_close(rope_on_every_rig(x, 1, angles.cosine, angles.sine, rows, true), golden.doubles("rotated_back"),
                  width);
+  }
+}
+
+TEST(Rope, takes_the_angles_of_the_first_token_of_a_group) {
+  Random random(9);
+  const Values frequencies = {1.0f, 0.3f, 1e-4f};
+  std::vector<int64_t> positions;
+  for (int i = 0; i < 40; ++i) positions.push_back(random.between(0, 1 << 20));
+  for (const int64_t ratio : {1, 2, 3, 128}) {
+    std::vector<int64_t> first;
+    for (const int64_t position : positions) first.push_back(position - position % ratio);
+    const Angles grouped = angles_on_every_rig(positions, frequencies, ratio);
+    const Angles expected = angles_on_every_rig(first, frequencies);
+    EXPECT_EQ(first_difference(grouped.cosine, expected.cosine), -1) << "groups of " << ratio;
+    EXPECT_EQ(first_difference(grouped.sine, expected.sine), -1) << "groups of " << ratio;
   }
 }
 
@@ -271,41 +307,80 @@ TEST(GatherRows, copies_any_rows_in_any_order) {
     expected.insert(expected.end(), in.begin() + row * kWidth, in.begin() + (row + 1) * kWidth);
   const Values out = on_every_rig(rows.size(), [&](const Rig& rig, int64_t begin, int64_t end) {
     Buffer<float> source(rig, kWidth, in), result(rig, end - begin, kWidth);
-    gather_rows(*rig.stream, {result.view(), source.view(), rows_of(rows, 1, begin, end)});
+    gather_rows(*rig.stream, {result.view(), source.view(), rows.data() + begin});
     return result.values();
   });
   EXPECT_EQ(first_difference(out, expected), -1);
 }
 
+// Two sequences of blocks of 4 rows, the second's in reverse; a block nobody writes is absent.
+class TwoSequences {
+ public:
+  TwoSequences(RowType type, int64_t width)
+      : type_(type), width_(width), blocks_(4, std::vector<std::byte>(4 * row_bytes(type, width), std::byte{0x5A})) {}
+
+  std::byte* const* first() { return first_ = {blocks_[0].data(), nullptr, blocks_[1].data()}, first_.data(); }
+  std::byte* const* second() { return second_ = {blocks_[3].data(), blocks_[2].data()}, second_.data(); }
+  RowTables tables(const std::vector<std::byte* const*>& blocks) const { return {blocks.data(), 2, type_, width_}; }
+
+  // The bytes of one row, as a kF32 or kBf16 row holds them.
+  void store(int block, int row, const float* values) {
+    std::byte* at = blocks_[block].data() + row * row_bytes(type_, width_);
+    for (int64_t c = 0; c < width_; ++c) {
+      const uint16_t half = to_bfloat16(values[c]).bits;
+      if (type_ == RowType::kF32) std::memcpy(at + 4 * c, &values[c], 4);
+      if (type_ == RowType::kBf16) std::memcpy(at + 2 * c, &half, 2);
+    }
+  }
+  const std::vector<std::vector<std::byte>>& blocks() const { return blocks_; }
+
+ private:
+  RowType type_;
+  int64_t width_;
+  std::vector<std::vector<std::byte>> blocks_;
+  std::array<std::byte*, 3> first_;
+  std::array<std::byte*, 2> second_;
+};
+
 TEST(WriteRows, writes_each_row_into_its_own_table_and_nothing_else) {
   Random random(7);
   constexpr int64_t kWidth = 21;
-  const Values in = random.normals(6 * kWidth);
+  const Values in = random.normals(8 * kWidth);
   for (const RowType type : {RowType::kF32, RowType::kBf16}) {
     for (const Rig& rig : all_rigs()) {
-      // Two tables of blocks of 4 rows, the second with its blocks in reverse; a block nobody writes is absent.
-      const int64_t row_bytes = kWidth * (type == RowType::kF32 ? 4 : 2);
-      std::vector<std::vector<std::byte>> blocks(4, std::vector<std::byte>(4 * row_bytes, std::byte{0x5A}));
-      std::byte* const first[] = {blocks[0].data(), nullptr, blocks[1].data()};
-      std::byte* const second[] = {blocks[3].data(), blocks[2].data()};
-      const RowTable a{first, 2, type, kWidth}, b{second, 2, type, kWidth};
-      const std::vector<const RowTable*> tables = {&a, &b, &a, &b, &a, &b};
-      const std::vector<int64_t> rows = {0, 7, 11, 0, 8, 3};
+      TwoSequences written(type, kWidth), expected(type, kWidth);
+      std::byte* const* const a = written.first();
+      std::byte* const* const b = written.second();
+      // The last two are padding rows, by their position and by their table.
+      const std::vector<std::byte* const*> tables = {a, b, a, b, a, b, a, nullptr};
+      const std::vector<int64_t> positions = {0, 7, 11, 0, 8, 3, -1, 2};
       Buffer<float> source(rig, kWidth, in);
-      write_rows(*rig.stream, {source.view(), tables, rows});
-      std::vector<std::vector<std::byte>> expected(4, std::vector<std::byte>(4 * row_bytes, std::byte{0x5A}));
+      write_rows(*rig.stream, {.in = source.view(), .tables = written.tables(tables), .positions = positions.data()});
       const std::pair<int, int> places[] = {{0, 0}, {2, 3}, {1, 3}, {3, 0}, {1, 0}, {3, 3}};
-      for (int i = 0; i < 6; ++i) {
-        std::byte* at = expected[places[i].first].data() + places[i].second * row_bytes;
-        for (int64_t c = 0; c < kWidth; ++c) {
-          const float value = in[i * kWidth + c];
-          const uint16_t half = to_bfloat16(value).bits;
-          if (type == RowType::kF32) std::memcpy(at + 4 * c, &value, 4);
-          if (type == RowType::kBf16) std::memcpy(at + 2 * c, &half, 2);
-        }
-      }
-      EXPECT_EQ(blocks, expected) << rig.name;
+      for (int i = 0; i < 6; ++i) expected.store(places[i].first, places[i].second, in.data() + i * kWidth);
+      EXPECT_EQ(written.blocks(), expected.blocks()) << rig.name;
     }
+  }
+}
+
+TEST(WriteRows, writes_one_row_for_each_group_of_tokens_that_is_closed) {
+  Random random(10);
+  constexpr int64_t kWidth = 21;
+  const Values in = random.normals(7 * kWidth);
+  for (const Rig& rig : all_rigs()) {
+    TwoSequences written(RowType::kF32, kWidth), expected(RowType::kF32, kWidth);
+    std::byte* const* const a = written.first();
+    std::byte* const* const b = written.second();
+    const std::vector<std::byte* const*> tables = {a, a, a, b, b, b, a};
+    const std::vector<int64_t> positions = {0, 1, 2, 20, 19, 5, 26};
+    Buffer<float> source(rig, kWidth, in);
+    write_rows(*rig.stream,
+               {.in = source.view(), .tables = written.tables(tables), .positions = positions.data(), .ratio = 3});
+    expected.store(0, 0, in.data() + 2 * kWidth);  // position 2: row 0
+    expected.store(2, 2, in.data() + 3 * kWidth);  // position 20: row 6
+    expected.store(3, 1, in.data() + 5 * kWidth);  // position 5: row 1
+    expected.store(1, 0, in.data() + 6 * kWidth);  // position 26: row 8
+    EXPECT_EQ(written.blocks(), expected.blocks()) << rig.name;
   }
 }
 

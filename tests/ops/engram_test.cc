@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/number_formats.h"
 #include "golden_json.h"
 #include "ops/rigs.h"
 
@@ -74,6 +75,57 @@ TEST(EngramApply, opens_the_gate_just_over_half_way_where_the_key_says_nothing) 
   std::fill(kv.begin() + 16, kv.end(), 1.0f);
   const Values out = apply(Values(16, 0.0f), kv, Values(16, 1.0f), 1, 1e-20f, false);
   expect_close(out, std::vector<double>(16, 1 / (1 + std::exp(-1e-3))), 16, 1e-7);
+}
+
+// Codes of all kinds, NaN included, and scales down to the subnormal one; a row a code of scales.
+struct Table {
+  int64_t dim = 0;
+  std::vector<uint8_t> codes, scales;
+
+  Table(Random& random, int64_t rows, int64_t width) : dim(width) {
+    for (int64_t i = 0; i < rows * dim; ++i) codes.push_back(static_cast<uint8_t>(random.bits()));
+    for (int64_t i = 0; i < rows * dim / 32; ++i) scales.push_back(static_cast<uint8_t>(random.between(0, 254)));
+    scales[0] = 0;
+  }
+  float value(int64_t row, int64_t column) const {
+    return e4m3_to_float(codes[row * dim + column]) * e8m0_to_float(scales[(row * dim + column) / 32]);
+  }
+};
+
+// NaN has many bit patterns; one stands for all.
+Values with_one_nan(Values values) {
+  for (float& value : values) value = std::isnan(value) ? std::nanf("") : value;
+  return values;
+}
+
+TEST(EngramRows, puts_the_values_of_the_named_rows_of_a_token_one_after_another) {
+  Random random(2);
+  for (const int64_t dim : {32, 96, 256}) {
+    for (const int64_t columns : {1, 3, 8}) {
+      constexpr int64_t kRows = 50, kTokens = 9;
+      const Table table(random, kRows, dim);
+      std::vector<int64_t> rows;
+      for (int64_t i = 0; i < kTokens * columns; ++i) rows.push_back(random.between(0, kRows - 1));
+      rows[0] = 0;
+      for (const bool gathered : {false, true}) {
+        if (gathered && kTokens * columns > kRows) continue;
+        Values expected;
+        for (int64_t i = 0; i < kTokens * columns; ++i) {
+          for (int64_t c = 0; c < dim; ++c) expected.push_back(table.value(gathered ? i : rows[i], c));
+        }
+        const Values out = on_every_rig(kTokens, [&](const Rig& rig, int64_t begin, int64_t end) {
+          Buffer<float> result(rig, end - begin, columns * dim);
+          // Gathered rows begin with those of the first token.
+          const int64_t first = gathered ? begin * columns : 0;
+          engram_rows(*rig.stream,
+                      {result.view(), table.codes.data() + first * dim, table.scales.data() + first * dim / 32,
+                       gathered ? nullptr : rows.data() + begin * columns, columns});
+          return with_one_nan(result.values());
+        });
+        EXPECT_EQ(first_difference(out, with_one_nan(expected)), -1) << dim << " values, " << columns << " columns";
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -32,10 +32,10 @@ constexpr int32_t kUnused = -7;
 
 // One flat list a query: the number of rows, the rows, the number of blocks, the blocks, up to their capacity.
 Rows select(const Problem& p, const Rig& rig, int64_t begin, int64_t end, bool build,
-            const std::vector<Rows>* restricted_to, const RowTable& keys) {
+            const std::vector<Rows>* restricted_to, const RowTables& keys, int64_t ratio) {
   const int64_t count = end - begin, block_room = std::max<int64_t>(1, p.most_blocks);
-  std::vector<IndexQuery> queries;
-  for (int64_t i = begin; i < end; ++i) queries.push_back({&keys, p.visible[i]});
+  std::vector<int64_t> positions;  // the last at which so many rows are visible
+  for (int64_t i = begin; i < end; ++i) positions.push_back((p.visible[i] + 1) * ratio - 2);
   Buffer<float> q(rig, p.heads * p.dim, rows_of(p.q, p.heads * p.dim, begin, end));
   Buffer<float> weights(rig, p.heads, rows_of(p.head_weights, p.heads, begin, end));
   const Rows unused(count * std::max(p.top_k, block_room), kUnused);
@@ -49,12 +49,21 @@ Rows select(const Problem& p, const Rig& rig, int64_t begin, int64_t end, bool b
       num_candidates[i] = static_cast<int32_t>(list.size());
     }
   }
-  IndexSelectArgs args{selected.view(), num_selected, q.view(), weights.view(), queries, p.heads, p.top_k};
+  IndexSelectArgs args{.selected = selected.view(),
+                       .num_selected = num_selected.data(),
+                       .q = q.view(),
+                       .head_weights = weights.view(),
+                       .keys = keys,
+                       .positions = positions.data(),
+                       .ratio = ratio,
+                       .max_visible = *std::max_element(p.visible.begin(), p.visible.end()),
+                       .num_heads = p.heads,
+                       .top_k = p.top_k};
   if (build || restricted_to) {
     args.candidate_block = p.block;
     args.build_candidates = build;
     args.candidates = candidates.view();
-    args.num_candidates = num_candidates;
+    args.num_candidates = num_candidates.data();
   }
   index_select(*rig.stream, args);
   const Rows rows = selected.values(), blocks = candidates.values();
@@ -70,10 +79,10 @@ Rows select(const Problem& p, const Rig& rig, int64_t begin, int64_t end, bool b
 }
 
 Selection select_on_every_rig(const Problem& p, bool build, const std::vector<Rows>* restricted_to = nullptr,
-                              RowType type = RowType::kF32, int32_t block_shift = 2) {
+                              RowType type = RowType::kF32, int32_t block_shift = 2, int64_t ratio = 1) {
   const RowBlocks keys(type, block_shift, p.dim, p.keys);
   const Rows flat = on_every_rig(p.num_queries(), [&](const Rig& rig, int64_t begin, int64_t end) {
-    return select(p, rig, begin, end, build, restricted_to, keys.table());
+    return select(p, rig, begin, end, build, restricted_to, keys.tables(), ratio);
   });
   Selection selection;
   const int64_t block_room = std::max<int64_t>(1, p.most_blocks);
@@ -187,7 +196,7 @@ TEST(IndexSelect, is_a_sort_by_score_with_ties_to_the_lower_row) {
                                     << " blocks of " << p.block);
     const Selection plain = select_on_every_rig(p, false), source = select_on_every_rig(p, true);
     const Selection restricted = select_on_every_rig(p, false, &source.blocks);
-    const Selection narrow = select_on_every_rig(p, true, nullptr, RowType::kBf16, round % 7);
+    const Selection narrow = select_on_every_rig(p, true, nullptr, RowType::kBf16, round % 7, round % 5 + 1);
     for (int64_t i = 0; i < p.num_queries(); ++i) {
       const std::vector<double> scores = scores_of(p, i);
       const Rows all = first_numbers(p.visible[i]);
@@ -251,6 +260,78 @@ TEST(IndexSelect, treats_zeros_of_both_signs_as_a_tie) {
   p.keys = {-1, 1, -1, -1};
   p.visible = {4};
   EXPECT_EQ(select_on_every_rig(p, false).rows, (std::vector<Rows>{{0, 2}})) << "a negative score is below zero";
+}
+
+TEST(IndexSelect, sees_the_groups_that_are_closed_at_the_position) {
+  // Equal scores: all visible rows are chosen.
+  constexpr int64_t kTopK = 8;
+  const Values keys(20, 1.0f), q(1, 1.0f), weight(1, 1.0f);
+  const RowBlocks table(RowType::kF32, 2, 1, keys);
+  for (const int64_t ratio : {1, 2, 3, 4}) {
+    for (int64_t position = 0; position < kTopK * ratio; ++position) {
+      Rows selected(kTopK, kUnused), num_selected(1, kUnused);
+      index_select(*all_rigs().front().stream, {.selected = dense(selected.data(), 1, kTopK),
+                                                .num_selected = num_selected.data(),
+                                                .q = dense(q.data(), 1, 1),
+                                                .head_weights = dense(weight.data(), 1, 1),
+                                                .keys = table.tables(),
+                                                .positions = &position,
+                                                .ratio = ratio,
+                                                .max_visible = 20,
+                                                .num_heads = 1,
+                                                .top_k = kTopK});
+      EXPECT_EQ(num_selected[0], (position + 1) / ratio) << "position " << position << ", groups of " << ratio;
+    }
+  }
+}
+
+TEST(IndexSelect, selects_nothing_for_padding_rows_and_the_same_for_the_others) {
+  Random random(3);
+  Problem p{.heads = 5, .dim = 8, .top_k = 6, .block = 4, .most_blocks = 3};
+  p.q = random.normals(5 * p.heads * p.dim);
+  p.head_weights = random.normals(5 * p.heads);
+  p.keys = random.normals(60 * p.dim);
+  p.visible = {10, 60, 33, 47, 4};
+  const Selection expected = select_on_every_rig(p, true);
+  const RowBlocks keys(RowType::kF32, 2, p.dim, p.keys);
+  const Selection restricted = select_on_every_rig(p, false, &expected.blocks);
+  std::vector<std::byte* const*> blocks(5, keys.tables().blocks[0]);
+  blocks[1] = nullptr;  // a padding row by its table; the fourth is one by its position
+  RowTables tables = keys.tables();
+  tables.blocks = blocks.data();
+  const std::vector<int64_t> positions = {9, 59, 32, -1, 3};
+  for (const Rig& rig : all_rigs()) {
+    for (const bool build : {true, false}) {
+      Buffer<float> q(rig, p.heads * p.dim, p.q), weights(rig, p.heads, p.head_weights);
+      Buffer<int32_t> selected(rig, 5, p.top_k), candidates(rig, 5, p.most_blocks);
+      Rows num_selected(5, kUnused), num_candidates(5, kUnused);
+      for (int i = 0; i < 5 && !build; ++i) {
+        const Rows& list = expected.blocks[i];
+        std::copy(list.begin(), list.end(), candidates.view().row(i));
+        num_candidates[i] = i == 1 || i == 3 ? 1 << 20 : static_cast<int32_t>(list.size());
+      }
+      index_select(*rig.stream, {.selected = selected.view(),
+                                 .num_selected = num_selected.data(),
+                                 .q = q.view(),
+                                 .head_weights = weights.view(),
+                                 .keys = tables,
+                                 .positions = positions.data(),
+                                 .max_visible = 60,
+                                 .num_heads = p.heads,
+                                 .top_k = p.top_k,
+                                 .candidate_block = p.block,
+                                 .build_candidates = build,
+                                 .candidates = candidates.view(),
+                                 .num_candidates = num_candidates.data()});
+      for (const int i : {0, 1, 2, 3, 4}) {
+        const bool padding = i == 1 || i == 3;
+        const Rows rows(selected.view().row(i), selected.view().row(i) + std::min<int64_t>(num_selected[i], p.top_k));
+        EXPECT_EQ(rows, padding ? Rows() : (build ? expected : restricted).rows[i]) << rig.name << ", row " << i;
+        if (!build) continue;
+        EXPECT_EQ(num_candidates[i], padding ? 0 : static_cast<int32_t>(expected.blocks[i].size()));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/number_formats.h"
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/rigs.h"
 
 namespace deepinfer::ops {
@@ -69,6 +70,40 @@ TEST(Linear, sums_groups_of_32_columns_in_the_order_of_its_contract) {
   }
   const WeightSource source{WeightFormat::kF32, kRows, kCols, reinterpret_cast<const std::byte*>(w.data())};
   EXPECT_EQ(first_difference(linear_on_every_rig(source, x), expected), -1);
+}
+
+TEST(Linear, quantises_outputs_if_asked_with_the_bits_of_the_quantiser_after_it) {
+  Random random(2);
+  constexpr int64_t kRows = 96, kCols = 64, kTokens = 5, kTasks = 5;
+  // Outputs side by side in one matrix, as the groups of an output projection are; the third stays as it is.
+  constexpr bool kQuantised[kTasks] = {true, true, false, true, true};
+  const Values w = random.normals(kTasks * kRows * kCols), x = rounded(random.normals(kTokens * kCols));
+  const auto compute = [&](bool round, bool quantise) {
+    return on_every_rig(kTokens, [&](const Rig& rig, int64_t begin, int64_t end) {
+      Buffer<float> in(rig, kCols, rows_of(x, kCols, begin, end)), out(rig, end - begin, kTasks * kRows);
+      std::vector<PackedWeight> weights;
+      for (int64_t i = 0; i < kTasks; ++i) {
+        const float* matrix = w.data() + i * kRows * kCols;
+        weights.push_back(
+            pack_weight(*rig.stream, {WeightFormat::kF32, kRows, kCols, reinterpret_cast<const std::byte*>(matrix)}));
+      }
+      std::vector<LinearTask> tasks;
+      for (int64_t i = 0; i < kTasks; ++i) {
+        tasks.push_back({out.view().columns(i * kRows, (i + 1) * kRows), in.view(), &weights[i], false, round,
+                         quantise && kQuantised[i]});
+      }
+      linear(*rig.stream, tasks);
+      return out.values();
+    });
+  };
+  for (const bool round : {false, true}) {
+    Values expected = compute(round, false);
+    const Values codes = quantised(FakeQuant::kE4m3Group32, expected);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (kQuantised[i / kRows % kTasks]) expected[i] = codes[i];
+    }
+    EXPECT_EQ(first_difference(compute(round, true), expected), -1);
+  }
 }
 
 }  // namespace

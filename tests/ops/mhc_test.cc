@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/rigs.h"
 
 namespace deepinfer::ops {
@@ -16,20 +17,32 @@ struct Coefficients {
   int64_t streams = 0, hidden = 0;
   int iterations = 20;
   float eps = 1e-6f, norm_eps = 1e-20f;
-  Values x, projection, scale, base;
+  Values x, fn, scale, base;
   int64_t rows() const { return static_cast<int64_t>(x.size()) / (streams * hidden); }
 };
 
 enum Output { kPre, kPost, kMix };
 
+// The parameters with `fn` packed for the rig.
+struct PackedParameters {
+  PackedWeight fn;
+  MhcWeights weights;
+
+  PackedParameters(const Rig& rig, const Coefficients& p) {
+    const int64_t h = p.streams;
+    fn = pack_weight(*rig.stream,
+                     {WeightFormat::kF32, h * (h + 2), h * p.hidden, reinterpret_cast<const std::byte*>(p.fn.data())});
+    weights = {&fn, p.scale.data(), p.base.data(), h, p.iterations, p.eps, p.norm_eps};
+  }
+};
+
 Values coefficients(const Coefficients& p, Output wanted) {
   const int64_t h = p.streams;
   return on_every_rig(p.rows(), [&](const Rig& rig, int64_t begin, int64_t end) {
+    const PackedParameters parameters(rig, p);
     Buffer<float> x(rig, h * p.hidden, rows_of(p.x, h * p.hidden, begin, end));
-    Buffer<float> projection(rig, h * (h + 2), rows_of(p.projection, h * (h + 2), begin, end));
     Buffer<float> pre(rig, end - begin, h), post(rig, end - begin, h), mix(rig, end - begin, h * h);
-    mhc_coefficients(*rig.stream, {pre.view(), post.view(), mix.view(), projection.view(), x.view(), p.scale.data(),
-                                   p.base.data(), h, p.iterations, p.eps, p.norm_eps});
+    mhc_coefficients(*rig.stream, {parameters.weights, {pre.view(), post.view(), mix.view()}, x.view()});
     const Values all[] = {pre.values(), post.values(), mix.values()};
     return all[wanted];
   });
@@ -61,7 +74,7 @@ TEST(Mhc, gives_the_golden_values) {
     SCOPED_TRACE(golden.name());
     Coefficients p;
     p.x = golden.floats("streams");
-    p.projection = golden.floats("projection");
+    p.fn = golden.floats("fn");
     p.scale = golden.floats("scale");
     p.base = golden.floats("base");
     p.iterations = static_cast<int>(golden.integer("iterations"));
@@ -80,11 +93,14 @@ TEST(Mhc, gives_the_golden_values) {
 }
 
 TEST(Mhc, gives_the_coefficients_of_the_model_s_description) {
-  // Streams of root mean square 1, so that the projection is used as it is.
+  // Streams of root mean square 1, so that the projection is used as it is; `fn` reads it off the first channel.
   Coefficients p{
       .streams = 4, .hidden = 16, .x = Values(64, 1.0f), .scale = {0.5f, 0.25f, 1.0f}, .base = Values(24, 0.0f)};
-  for (int k = 0; k < 24; ++k) p.projection.push_back((k - 11.5f) / 10);
-  for (int k = 8; k < 24; ++k) p.projection[k] = std::sin(7 * p.projection[k]);
+  p.fn = Values(24 * 64, 0.0f);
+  for (int k = 0; k < 24; ++k) {
+    const float projection = (k - 11.5f) / 10;
+    p.fn[k * 64] = k < 8 ? projection : std::sin(7 * projection);
+  }
   expect_close(coefficients(p, kPre), {0.3600849, 0.3716848, 0.3834345, 0.3953219}, 4);
   expect_close(coefficients(p, kPost), {0.9065237, 0.9189283, 0.9313581, 0.9438093}, 4);
   expect_close(coefficients(p, kMix),
@@ -102,7 +118,9 @@ std::vector<double> defined(const Coefficients& p, Output wanted) {
     for (int64_t i = 0; i < width; ++i) squares += std::pow(static_cast<double>(p.x[t * width + i]), 2);
     const double norm = std::sqrt(squares / width + static_cast<double>(p.norm_eps));
     const auto logit = [&](int64_t k, int group) {
-      return p.projection[t * h * (h + 2) + k] / norm * p.scale[group] + p.base[k];
+      double projection = 0;
+      for (int64_t i = 0; i < width; ++i) projection += static_cast<double>(p.fn[k * width + i]) * p.x[t * width + i];
+      return projection / norm * p.scale[group] + p.base[k];
     };
     for (int64_t s = 0; s < h && wanted == kPre; ++s) out.push_back(1 / (1 + std::exp(-logit(s, 0))) + p.eps);
     for (int64_t s = 0; s < h && wanted == kPost; ++s) out.push_back(2 / (1 + std::exp(-logit(h + s, 1))));
@@ -133,10 +151,10 @@ TEST(Mhc, coefficients_are_the_definition_for_any_number_of_streams_and_any_scal
   for (const int64_t h : {1, 2, 3, 4, 5, 8}) {
     for (const float scale : {1e-11f, 1.0f, 1e4f}) {
       SCOPED_TRACE(testing::Message() << h << " streams of scale " << scale);
-      Coefficients p{.streams = h, .hidden = 48, .scale = {0.5f, 0.7f, 0.9f}};
+      Coefficients p{.streams = h, .hidden = 96, .scale = {0.5f, 0.7f, 0.9f}};
       p.iterations = h == 2 ? 1 : 20;
-      p.x = random.normals(6 * h * 48, scale);
-      p.projection = random.normals(6 * h * (h + 2), scale);
+      p.x = random.normals(6 * h * 96, scale);
+      p.fn = random.normals(h * (h + 2) * h * 96, 0.1f / std::sqrt(static_cast<float>(h)));
       p.base = random.normals(h * (h + 2), 0.5f);
       expect_close(coefficients(p, kPre), defined(p, kPre), h);
       expect_close(coefficients(p, kPost), defined(p, kPost), h);
@@ -149,14 +167,14 @@ TEST(Mhc, coefficients_are_the_definition_for_any_number_of_streams_and_any_scal
 TEST(Mhc, coefficients_do_not_depend_on_the_size_of_the_streams) {
   Random random(2);
   Coefficients p{.streams = 4, .hidden = 32, .scale = {0.5f, 0.7f, 0.9f}};
-  const Values x = random.normals(3 * 128), projection = random.normals(3 * 24);
+  const Values x = random.normals(3 * 128);
+  p.fn = random.normals(24 * 128, 0.1f);
   p.base = random.normals(24);
   std::vector<std::vector<double>> expected;
   for (const float scale :
        {1.0f, 0x1p-24f, 0x1p-20f, 0x1p20f}) {  // powers of two, so that inputs stay the same numbers
-    p.x = p.projection = {};
+    p.x = {};
     for (const float value : x) p.x.push_back(value * scale);
-    for (const float value : projection) p.projection.push_back(value * scale);
     for (const Output output : {kPre, kPost, kMix}) {
       const Values now = coefficients(p, output);
       if (scale == 1.0f) expected.emplace_back(now.begin(), now.end());
@@ -214,6 +232,82 @@ TEST(Mhc, update_mixes_from_the_first_index_to_the_second) {
     const Values out = update(x, y, post, mix, h, false);
     expect_close(out, expected, kHidden);
     EXPECT_EQ(first_difference(update(x, y, post, mix, h, true), rounded(out)), -1);
+  }
+}
+
+TEST(Mhc, collapse_gives_with_its_result_the_bits_of_the_quantiser_after_it) {
+  Random random(5);
+  constexpr int64_t kHidden = 96, kRows = 5, kStreams = 4;
+  const Values x = random.normals(kRows * kStreams * kHidden), pre = random.normals(kRows * kStreams),
+               weight = random.normals(kHidden);
+  for (const bool round : {false, true}) {
+    const Values plain = collapse(x, pre, kStreams, weight, 1e-20f, round);
+    const auto compute = [&](bool quantised_one) {
+      return on_every_rig(kRows, [&](const Rig& rig, int64_t begin, int64_t end) {
+        Buffer<float> in(rig, kStreams * kHidden, rows_of(x, kStreams * kHidden, begin, end));
+        Buffer<float> weights(rig, kStreams, rows_of(pre, kStreams, begin, end));
+        Buffer<float> out(rig, end - begin, kHidden), second(rig, end - begin, kHidden);
+        mhc_collapse(*rig.stream, {out.view(), in.view(), weights.view(), weight.data(), 1e-20f, round, second.view()});
+        return (quantised_one ? second : out).values();
+      });
+    };
+    EXPECT_EQ(first_difference(compute(false), plain), -1);
+    EXPECT_EQ(first_difference(compute(true), quantised(FakeQuant::kE4m3Group32, plain)), -1);
+  }
+}
+
+TEST(Mhc, boundary_gives_the_bits_of_the_three_ops_one_after_another) {
+  Random random(6);
+  constexpr int64_t kRows = 5;
+  for (const int64_t h : {1, 2, 4, 8}) {
+    constexpr int64_t kHidden = 96;
+    Coefficients p{.streams = h, .hidden = kHidden, .scale = {0.5f, 0.7f, 0.9f}};
+    p.x = random.normals(kRows * h * kHidden);
+    p.fn = random.normals(h * (h + 2) * h * kHidden, 0.1f);
+    p.base = random.normals(h * (h + 2));
+    const Values y = random.normals(kRows * kHidden), norm = random.normals(kHidden);
+    const Values pre = random.normals(kRows * h), post = random.normals(kRows * h), mix = random.normals(kRows * h * h);
+    for (const bool round : {false, true}) {
+      for (const bool has_y : {false, true}) {
+        for (const bool quantises : {false, true}) {
+          SCOPED_TRACE(testing::Message() << h << " streams" << (round ? ", rounded" : "") << (has_y ? "" : ", no y")
+                                          << (quantises ? ", quantised" : ""));
+          // Everything that the ops leave, token by token.
+          const auto compute = [&](bool in_one) {
+            return on_every_rig(kRows, [&](const Rig& rig, int64_t begin, int64_t end) {
+              const PackedParameters parameters(rig, p);
+              Buffer<float> streams(rig, h * kHidden, rows_of(p.x, h * kHidden, begin, end));
+              Buffer<float> in(rig, kHidden, rows_of(y, kHidden, begin, end));
+              Buffer<float> a(rig, h, rows_of(pre, h, begin, end)), b(rig, h, rows_of(post, h, begin, end));
+              Buffer<float> m(rig, h * h, rows_of(mix, h * h, begin, end));
+              Buffer<float> out(rig, end - begin, kHidden), second(rig, end - begin, kHidden);
+              const MhcCoefficients coefficients = {a.view(), b.view(), m.view()};
+              const TensorView quantised_out = quantises ? TensorView(second.view()) : TensorView();
+              if (in_one) {
+                mhc_boundary(*rig.stream, {parameters.weights, coefficients, streams.view(),
+                                           has_y ? ConstTensorView(in.view()) : ConstTensorView(), out.view(),
+                                           quantised_out, norm.data(), round});
+              } else {
+                if (has_y) mhc_update(*rig.stream, {streams.view(), in.view(), b.view(), m.view(), round});
+                mhc_collapse(*rig.stream,
+                             {out.view(), streams.view(), a.view(), norm.data(), p.norm_eps, round, quantised_out});
+                mhc_coefficients(*rig.stream, {parameters.weights, coefficients, streams.view()});
+              }
+              Values all;
+              for (int64_t t = 0; t < end - begin; ++t) {
+                for (Buffer<float>* part : {&streams, &a, &b, &m, &out, &second}) {
+                  if (part == &second && !quantises) continue;
+                  const MatrixView<float> view = part->view();
+                  all.insert(all.end(), view.row(t), view.row(t) + view.cols);
+                }
+              }
+              return all;
+            });
+          };
+          EXPECT_EQ(first_difference(compute(true), compute(false)), -1);
+        }
+      }
+    }
   }
 }
 

@@ -6,8 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include "allocation_counter.h"
 #include "base/number_formats.h"
 #include "golden_json.h"
+#include "ops/quantisers.h"
 #include "ops/rigs.h"
 
 namespace deepinfer::ops {
@@ -102,31 +104,161 @@ TEST(Route, survives_logits_of_any_size) {
   EXPECT_NEAR(routing.weights[6] / 1e15f, 1, 1e-6);
 }
 
-TEST(Combine, adds_the_slots_in_order_and_the_shared_expert_last) {
+// Random experts and tokens that were routed to them.
+struct Bank {
+  int64_t num_experts, hidden, inner, top_k, num_tokens;
+  std::vector<Values> matrices;  // w1, w3, w2 of each expert, the shared one last
+  Values in, weights;
+  Experts experts;
+
+  Bank(Random& random, int64_t e, int64_t h, int64_t i, int64_t k, int64_t n)
+      : num_experts(e), hidden(h), inner(i), top_k(k), num_tokens(n) {
+    for (int64_t m = 0; m < 3 * (e + 1); ++m) matrices.push_back(random.normals(h * i, 0.1f));
+    in = rounded(random.normals(n * h));
+    weights = random.normals(n * k);
+    for (int64_t t = 0; t < n; ++t) {
+      // Some experts are chosen often, others never.
+      Experts chosen(e);
+      std::iota(chosen.begin(), chosen.end(), 0);
+      while (static_cast<int64_t>(chosen.size()) > k) {
+        chosen.erase(chosen.begin() +
+                     random.between(static_cast<int64_t>(chosen.size()) / 2, static_cast<int64_t>(chosen.size()) - 1));
+      }
+      experts.insert(experts.end(), chosen.begin(), chosen.end());
+    }
+  }
+
+  ExpertBank packed(Stream& stream) const {
+    ExpertBank bank;
+    for (int64_t e = 0; e <= num_experts; ++e) {
+      ExpertWeights& expert = e < num_experts ? bank.routed.emplace_back() : bank.shared;
+      const auto pack = [&](int which, int64_t rows, int64_t cols) {
+        const Values& matrix = matrices[3 * e + which];
+        return pack_weight(stream, {WeightFormat::kF32, rows, cols, reinterpret_cast<const std::byte*>(matrix.data())});
+      };
+      expert.w1 = pack(0, inner, hidden);
+      expert.w3 = pack(1, inner, hidden);
+      expert.w2 = pack(2, hidden, inner);
+    }
+    prepare_experts(stream, bank);
+    return bank;
+  }
+};
+
+Values experts_on_every_rig(const Bank& b, bool quantise, bool round) {
+  std::vector<std::pair<Stream*, ExpertBank>> banks;  // rigs share streams
+  return on_every_rig(b.num_tokens, [&](const Rig& rig, int64_t begin, int64_t end) {
+    if (banks.empty() || banks.back().first != rig.stream) banks.emplace_back(rig.stream, b.packed(*rig.stream));
+    Buffer<float> in(rig, b.hidden, rows_of(b.in, b.hidden, begin, end)), out(rig, end - begin, b.hidden);
+    Buffer<float> weights(rig, b.top_k, rows_of(b.weights, b.top_k, begin, end));
+    Buffer<int32_t> which(rig, b.top_k, rows_of(b.experts, b.top_k, begin, end));
+    experts(*rig.stream,
+            {out.view(), in.view(), which.view(), weights.view(), &banks.back().second, 1.5f, quantise, round});
+    return out.values();
+  });
+}
+
+// y = matrix . x, summed as ops/linear.h says.
+Values product(const Values& matrix, const Values& x, bool round) {
+  const int64_t cols = static_cast<int64_t>(x.size());
+  Values y;
+  for (size_t row = 0; row < matrix.size(); row += cols) {
+    float total = 0;
+    for (int64_t group = 0; group < cols; group += 32) {
+      float sum = 0;
+      for (int64_t k = group; k < group + 32; ++k) sum = std::fma(matrix[row + k], x[k], sum);
+      total += sum;
+    }
+    y.push_back(total);
+  }
+  return round ? rounded(y) : y;
+}
+
+// Token by token and expert by expert, with the other ops for what happens in between.
+Values experts_one_by_one(const Bank& b, bool quantise, bool round) {
+  Stream& stream = *all_rigs().front().stream;
+  Values out;
+  for (int64_t t = 0; t < b.num_tokens; ++t) {
+    const Values u(b.in.begin() + t * b.hidden, b.in.begin() + (t + 1) * b.hidden);
+    const auto run = [&](int64_t e, float weight) {
+      Values gate = product(b.matrices[3 * e], u, round), up = product(b.matrices[3 * e + 1], u, round);
+      const MatrixView<float> activated = dense(gate.data(), 1, b.inner);
+      swiglu(stream, {activated, activated, dense(up.data(), 1, b.inner), &weight, 1.5f, round});
+      return product(b.matrices[3 * e + 2], quantise ? quantised(FakeQuant::kE4m3Group32, gate) : gate, round);
+    };
+    Values sum(b.hidden, 0.0f);
+    const auto add = [&](const Values& y) {
+      for (int64_t c = 0; c < b.hidden; ++c) sum[c] += y[c];
+    };
+    for (int64_t i = 0; i < b.top_k; ++i) add(run(b.experts[t * b.top_k + i], b.weights[t * b.top_k + i]));
+    add(run(b.num_experts, 1.0f));
+    for (const float value : round ? rounded(sum) : sum) out.push_back(value);
+  }
+  return out;
+}
+
+TEST(Experts, give_the_bits_of_a_loop_over_tokens_and_slots) {
   Random random(2);
-  for (const int64_t slots : {0, 1, 3, 6}) {
-    constexpr int64_t kTokens = 9, kHidden = 37, kRows = 30;
-    const Values outs = random.normals(kRows * kHidden), shared = random.normals(kTokens * kHidden);
-    Experts rows;
-    for (int64_t i = 0; i < kTokens * slots; ++i) rows.push_back(static_cast<int32_t>(random.between(0, kRows - 1)));
-    Values expected;
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t c = 0; c < kHidden; ++c) {
-        float sum = 0;
-        for (int64_t i = 0; i < slots; ++i) sum += outs[rows[t * slots + i] * kHidden + c];
-        expected.push_back(sum + shared[t * kHidden + c]);
+  struct Shape {
+    int64_t experts, hidden, inner, top_k, tokens;
+  };
+  for (const Shape s : {Shape{1, 32, 32, 1, 1},
+                        {1, 32, 32, 1, 4},
+                        {8, 64, 96, 3, 1},
+                        {8, 64, 96, 3, 5},
+                        {5, 96, 32, 5, 3},
+                        {12, 32, 64, 6, 7}}) {
+    const Bank bank(random, s.experts, s.hidden, s.inner, s.top_k, s.tokens);
+    for (const bool quantise : {false, true}) {
+      for (const bool round : {false, true}) {
+        SCOPED_TRACE(testing::Message() << s.tokens << " tokens, top " << s.top_k << " of " << s.experts
+                                        << (quantise ? ", quantised" : "") << (round ? ", rounded" : ""));
+        const Values expected = experts_one_by_one(bank, quantise, round);
+        EXPECT_EQ(first_difference(experts_on_every_rig(bank, quantise, round), expected), -1);
       }
     }
-    for (const bool round : {false, true}) {
-      const Values out = on_every_rig(kTokens, [&](const Rig& rig, int64_t begin, int64_t end) {
-        Buffer<float> experts_out(rig, kHidden, outs), s(rig, kHidden, rows_of(shared, kHidden, begin, end));
-        Buffer<float> result(rig, end - begin, kHidden);
-        const MatrixView<const int32_t> which = {rows.data() + begin * slots, end - begin, slots, slots};
-        combine(*rig.stream, {result.view(), experts_out.view(), which, s.view(), round});
-        return result.values();
-      });
-      EXPECT_EQ(first_difference(out, round ? rounded(expected) : expected), -1) << slots << " slots";
-    }
+  }
+}
+
+TEST(Experts, are_chosen_by_number_weighed_by_slot_and_joined_by_the_shared_one) {
+  Random random(3);
+  Bank bank(random, 3, 32, 32, 2, 2);
+  const Values before = experts_on_every_rig(bank, false, false);
+  const auto row = [](const Values& x, int64_t t) { return Values(x.begin() + t * 32, x.begin() + (t + 1) * 32); };
+  bank.experts = {0, 1, 1, 2};
+  const Values chosen = experts_on_every_rig(bank, false, false);
+  for (float& value : bank.matrices[0]) value = 0;  // the first expert says nothing now
+  const Values without = experts_on_every_rig(bank, false, false);
+  EXPECT_NE(row(without, 0), row(chosen, 0));
+  EXPECT_EQ(row(without, 1), row(chosen, 1));
+  bank.weights[0] *= 2;  // of the expert that says nothing
+  EXPECT_EQ(experts_on_every_rig(bank, false, false), without);
+  bank.weights[1] *= 2;
+  EXPECT_NE(row(experts_on_every_rig(bank, false, false), 0), row(without, 0));
+  for (float& value : bank.matrices[9]) value = 0;  // the shared expert
+  EXPECT_NE(row(experts_on_every_rig(bank, false, false), 1), row(without, 1));
+  EXPECT_EQ(before.size(), chosen.size());
+}
+
+TEST(Experts, allocate_nothing_once_their_buffers_have_grown) {
+  Random random(4);
+  const Bank bank(random, 6, 64, 32, 2, 12);
+  for (const Rig& rig : all_rigs()) {
+    // Of several threads, each grows its own buffers in its first task, whenever that comes.
+    if (rig.name.find(", 1 threads") == std::string::npos) continue;
+    const ExpertBank packed = bank.packed(*rig.stream);
+    Buffer<float> in(rig, bank.hidden, bank.in), out(rig, bank.num_tokens, bank.hidden);
+    Buffer<float> weights(rig, bank.top_k, bank.weights);
+    Buffer<int32_t> which(rig, bank.top_k, bank.experts);
+    const auto run = [&](int64_t num_tokens) {
+      experts(*rig.stream, {out.view().row_range(0, num_tokens), in.view().row_range(0, num_tokens),
+                            which.view().row_range(0, num_tokens), weights.view().row_range(0, num_tokens), &packed,
+                            1.5f, true, true});
+    };
+    run(bank.num_tokens);
+    const int64_t before = allocation_count;
+    for (const int64_t num_tokens : {1, 12, 5}) run(num_tokens);
+    EXPECT_EQ(allocation_count - before, 0) << rig.name;
   }
 }
 

@@ -1,5 +1,5 @@
-// RowBlocks: the rows of a table as a test wants them: in blocks of any size that lie in any order, of any type. Values
-// become those of the type: BF16 rounds, packed types quantise.
+// RowBlocks: the rows of a sequence as a test wants them: in blocks of any size that lie in any order, of any type.
+// Values become those of the type: BF16 rounds, packed types quantise.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +25,12 @@ class RowBlocks {
     for (int64_t b = 0; b < num_blocks; ++b) blocks_.push_back(memory_.data() + (b << block_shift) * bytes);
     std::reverse(blocks_.begin(), blocks_.end());
     table_ = {blocks_.data(), block_shift, type, width};
+    token_blocks_.assign(std::max<int64_t>(rows, kMostTokens), blocks_.data());
     if (type != RowType::kF32 && type != RowType::kBf16) {  // held to the definition by row_table_test.cc
-      const std::vector<const RowTable*> tables(rows, &table_);
-      std::vector<int64_t> numbers(rows);
-      std::iota(numbers.begin(), numbers.end(), 0);
-      write_rows(*all_rigs().front().stream, {{values.data(), rows, width, width}, tables, numbers});
+      std::vector<int64_t> positions(rows);
+      std::iota(positions.begin(), positions.end(), 0);
+      const MatrixView<const float> in = {values.data(), rows, width, width};
+      write_rows(*all_rigs().front().stream, {.in = in, .tables = tables(), .positions = positions.data()});
       return;
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -45,10 +46,14 @@ class RowBlocks {
   RowBlocks& operator=(const RowBlocks&) = delete;
 
   const RowTable& table() const { return table_; }
+  // For a step of at most kMostTokens tokens of this sequence, or as many as it has rows.
+  static constexpr int64_t kMostTokens = 256;
+  RowTables tables() const { return {token_blocks_.data(), table_.block_shift, table_.type, table_.width}; }
 
  private:
   std::vector<std::byte> memory_;
   std::vector<std::byte*> blocks_;
+  std::vector<std::byte* const*> token_blocks_;
   RowTable table_;
 };
 

@@ -1,6 +1,7 @@
 // Rows as they are stored: their size, their bytes, and what `write_rows` makes of values for every type.
 #include "ops/row_table.h"
 
+#include <cmath>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -14,17 +15,37 @@ namespace {
 using Values = std::vector<float>;
 using Bytes = std::vector<int32_t>;  // as numbers, which on_every_rig compares
 
+struct Angles {
+  int64_t pairs = 0;
+  bool round = false;
+  Values cosine, sine;  // [rows, pairs]
+};
+
 // The rows, one after the other, after `write_rows` on every rig.
-Bytes stored(RowType type, const Values& x, int64_t width, std::optional<FakeQuant> quantise = std::nullopt) {
+Bytes stored(RowType type, const Values& x, int64_t width, std::optional<FakeQuant> quantise = std::nullopt,
+             const Angles& angles = {}) {
   return on_every_rig(x.size() / width, [&](const Rig& rig, int64_t begin, int64_t end) {
     std::vector<std::byte> memory((end - begin) * row_bytes(type, width), std::byte{0x5A});
     std::byte* const block = memory.data();
-    const RowTable table{&block, 20, type, width};
-    const std::vector<const RowTable*> tables(end - begin, &table);
-    std::vector<int64_t> numbers(end - begin);
-    std::iota(numbers.begin(), numbers.end(), 0);
+    std::byte* const* const blocks = &block;
+    const std::vector<std::byte* const*> tables(end - begin, blocks);
+    std::vector<int64_t> positions(end - begin);
+    std::iota(positions.begin(), positions.end(), 0);
     Buffer<float> in(rig, width, rows_of(x, width, begin, end));
-    write_rows(*rig.stream, {in.view(), tables, numbers, quantise});
+    WriteRowsArgs args{.in = in.view(),
+                       .tables = {tables.data(), 20, type, width},
+                       .positions = positions.data(),
+                       .quantise = quantise};
+    if (angles.pairs == 0) {
+      write_rows(*rig.stream, args);
+    } else {
+      Buffer<float> cosine(rig, angles.pairs, rows_of(angles.cosine, angles.pairs, begin, end));
+      Buffer<float> sine(rig, angles.pairs, rows_of(angles.sine, angles.pairs, begin, end));
+      args.cosine = cosine.view();
+      args.sine = sine.view();
+      args.round_to_bf16 = angles.round;
+      write_rows(*rig.stream, args);
+    }
     EXPECT_EQ(in.values(), Values(x.begin() + begin * width, x.begin() + end * width)) << "the input is not written";
     Bytes bytes;
     for (const std::byte byte : memory) bytes.push_back(static_cast<int32_t>(byte));
@@ -130,6 +151,35 @@ TEST(WriteRows, stores_the_values_of_a_quantiser_in_rows_of_every_other_type) {
       if (row_group(type) > 1 && own_quantiser(type) == kind) continue;  // those keep x's own codes, see above
       EXPECT_EQ(stored(type, x, kWidth, kind), stored(type, quantised(kind, x), kWidth))
           << "quantiser " << static_cast<int>(kind) << ", type " << static_cast<int>(type);
+    }
+  }
+}
+
+TEST(WriteRows, with_angles_stores_what_a_rotation_before_makes_of_the_row) {
+  Random random(3);
+  constexpr int64_t kWidth = 96, kRows = 20;
+  const Values x = random.normals(kRows * kWidth);
+  for (const int64_t pairs : {1, 8, 48}) {
+    for (const bool round : {false, true}) {
+      Angles angles{pairs, round};
+      for (const float a : random.normals(kRows * pairs, 3)) {
+        angles.cosine.push_back(std::cos(a));
+        angles.sine.push_back(std::sin(a));
+      }
+      Values rotated = x;
+      rope(*all_rigs().front().stream, {.data = dense(rotated.data(), kRows, kWidth),
+                                        .cosine = dense(angles.cosine.data(), kRows, pairs),
+                                        .sine = dense(angles.sine.data(), kRows, pairs),
+                                        .round_to_bf16 = round});
+      for (const RowType type :
+           {RowType::kF32, RowType::kBf16, RowType::kE4m3Group32, RowType::kE2m1Group16, RowType::kE2m1Group32}) {
+        for (const std::optional<FakeQuant> kind :
+             {std::optional<FakeQuant>(), std::optional(FakeQuant::kE4m3Group32),
+              std::optional(FakeQuant::kE2m1Group16), std::optional(FakeQuant::kE2m1Group32)}) {
+          EXPECT_EQ(stored(type, x, kWidth, kind, angles), stored(type, rotated, kWidth, kind))
+              << pairs << " pairs, type " << static_cast<int>(type);
+        }
+      }
     }
   }
 }

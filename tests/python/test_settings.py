@@ -39,7 +39,8 @@ class Settings(unittest.TestCase):
             ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
             ({"max_num_seqs": 0}, "max_num_seqs"),
             ({"expert_parallel_size": 8}, "expert_parallel_size 8"),
-            ({"gpu_memory_utilization": 0.5}, "No GPU backend is built"),
+            ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+            ({"device": "abacus"}, "cpu or cuda"),
             ({"use_nextn_decode": 3}, "Speculative decoding is not built"),
             ({"max_model_len": 10**9}, "the model's context is"),
         ]:

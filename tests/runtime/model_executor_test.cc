@@ -1,5 +1,5 @@
-// The executor on a small model: answers do not depend on who runs beside, and a step in which no sequence starts or
-// ends allocates nothing.
+// The executor on a small model: answers do not depend on who runs beside nor on the device's memory, blocks go to the
+// host and back, and a step in which no sequence starts or ends allocates nothing.
 #include "runtime/model_executor.h"
 #include "allocation_counter.h"
 
@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/cpu/cpu_device.h"
+#include "model/separate_memory_device.h"
 #include "runtime/loaded_model.h"
 #include "scheduler/scheduler.h"
 
@@ -20,8 +21,9 @@ class Rig final : private SequenceObserver {
  public:
   static constexpr int32_t kSlots = 8;
 
-  explicit Rig(const std::string& model = "tiny_full", int num_threads = 2) {
-    device_ = make_cpu_device({.num_threads = num_threads}).value();
+  explicit Rig(const std::string& model = "tiny_full", int num_threads = 2)
+      : Rig(make_cpu_device({.num_threads = num_threads}).value(), model) {}
+  Rig(std::unique_ptr<Device> device, const std::string& model) : device_(std::move(device)) {
     // Without a row cache: the queue of its prefetching thread grows at moments that depend on timing.
     loaded_ =
         load_model(*device_, std::string(DEEPINFER_TESTS_DIR) + "/golden/model/" + model, {.engram_cache_rows = 0})
@@ -32,8 +34,8 @@ class Rig final : private SequenceObserver {
     for (size_t g = 0; g < blocks.size(); ++g) blocks[g] *= kSlots;
     cache_ = std::make_unique<KvCache>(layout, KvCacheOptions{.num_blocks = blocks});
     scheduler_ = std::make_unique<Scheduler>(options, *cache_);
-    executor_ = std::make_unique<ModelExecutor>(*device_, *loaded_.model, HostBlocks::allocate(layout, blocks).value(),
-                                                nullptr, kSlots);
+    executor_ = std::make_unique<ModelExecutor>(
+        *device_, *loaded_.model, DeviceBlocks::allocate(*device_, layout, blocks).value(), nullptr, kSlots);
   }
   ~Rig() override {
     while (in_flight_ > 0) collect();
@@ -112,6 +114,116 @@ TEST(ModelExecutor, AnAnswerIsTheSameAloneAndBesideOthers) {
   while (rig.step()) {
   }
   for (uint32_t i = 0; i < Rig::kSlots; ++i) EXPECT_EQ(rig.answer(handles[i]), alone[i]) << "sequence " << i;
+}
+
+TEST(ModelExecutor, AnAnswerIsTheSameOnADeviceWithMemoryOfItsOwn) {
+  const auto answers = [](Rig& rig) {
+    std::vector<SequenceHandle> handles;
+    for (uint32_t i = 0; i < Rig::kSlots; ++i) handles.push_back(rig.submit(random_prompt(i, 5 + 9 * i), 30));
+    while (rig.step()) {
+    }
+    std::vector<std::vector<int32_t>> all;
+    for (const SequenceHandle handle : handles) all.push_back(rig.answer(handle));
+    return all;
+  };
+  Rig cpu, separate(std::make_unique<SeparateMemoryDevice>(), "tiny_full");
+  EXPECT_EQ(answers(separate), answers(cpu));
+}
+
+// Plans written by hand, with blocks of the host below the device's.
+class Blocks {
+ public:
+  explicit Blocks(std::unique_ptr<Device> device) : device_(std::move(device)) {
+    loaded_ = load_model(*device_, std::string(DEEPINFER_TESTS_DIR) + "/golden/model/tiny_full", {}).value();
+    const std::vector<int32_t> counts(layout().groups.size(), 3 * kBlocks);
+    HostBlocks::Memory memory = HostBlocks::map_memory;
+    if (!device_->shares_host_memory()) memory = [this](int64_t bytes) { return device_->allocate_pinned(bytes); };
+    host_ = HostBlocks::allocate(layout(), counts, memory).value();
+    executor_ = std::make_unique<ModelExecutor>(
+        *device_, *loaded_.model, DeviceBlocks::allocate(*device_, layout(), counts).value(), host_.get(), 2);
+    input_.tokens = random_prompt(1, 200);
+    input_.num_prompt_tokens = 199;
+    input_.max_tokens_total = 220;
+    input_.params.temperature = 0;
+    input_.params.logprobs = 5;
+  }
+
+  // The slot holds `length` tokens, in blocks from `first_block` of each group on.
+  void start(StepPlan& plan, int32_t slot, int64_t length, int32_t first_block) {
+    plan.starts.push_back({{slot, 1}, &input_, length, input_.tokens});
+    for_each_block([&](int32_t group, int32_t number) {
+      plan.block_edits.push_back({slot, group, number, first_block + number});
+    });
+  }
+  void feed(StepPlan& plan, int32_t slot, int64_t begin, int64_t end) {
+    plan.items.push_back({.slot = {slot, 1},
+                          .begin = begin,
+                          .tokens = std::span(input_.tokens).subspan(begin, end - begin),
+                          .samples = end == 200});
+  }
+  void transfer(StepPlan& plan, BlockTransfer::Direction direction, int32_t first_block) {
+    for_each_block([&](int32_t group, int32_t number) {
+      plan.transfers.push_back(
+          {.group = group, .device_block = first_block + number, .host_block = number, .direction = direction});
+    });
+  }
+  void copy(StepPlan& plan, int32_t from, int32_t to) {
+    for_each_block([&](int32_t group, int32_t number) { plan.copies.push_back({group, from + number, to + number}); });
+  }
+  // What was sampled, with its log-probabilities.
+  TokenLogprobs run(StepPlan& plan) {
+    plan.id = ++steps_;
+    executor_->launch(plan);
+    const StepResult& result = executor_->collect();
+    EXPECT_EQ(result.error, "");
+    return result.num_logprobs > 0 ? result.logprobs[0] : TokenLogprobs();
+  }
+
+  static constexpr int32_t kBlocks = 16;
+
+ private:
+  const CacheLayout& layout() { return loaded_.model->kv_layout().cache; }
+  template <typename Body>
+  void for_each_block(Body&& body) {
+    for (size_t g = 0; g < layout().groups.size(); ++g) {
+      const auto count =
+          static_cast<int32_t>((221 + layout().groups[g].tokens_per_block - 1) / layout().groups[g].tokens_per_block);
+      for (int32_t number = 0; number < count; ++number) body(static_cast<int32_t>(g), number);
+    }
+  }
+
+  std::unique_ptr<Device> device_;
+  LoadedModel loaded_;
+  std::unique_ptr<HostBlocks> host_;
+  std::unique_ptr<ModelExecutor> executor_;
+  SequenceInput input_;
+  int64_t steps_ = 0;
+};
+
+TEST(ModelExecutor, ASequenceGoesOnFromBlocksThatWereSavedLoadedAndCopied) {
+  std::vector<TokenLogprobs> answers;
+  for (const bool separate : {false, true}) {
+    Blocks blocks(separate ? std::make_unique<SeparateMemoryDevice>() : make_cpu_device({.num_threads = 2}).value());
+    StepPlan prompt, save, load, copy, rest;
+    blocks.start(prompt, 0, 0, 0);
+    blocks.feed(prompt, 0, 0, 150);
+    blocks.run(prompt);
+    blocks.transfer(save, BlockTransfer::Direction::kSave, 0);  // without items, as a placeholder step
+    blocks.run(save);
+    blocks.feed(rest, 0, 150, 200);
+    answers.push_back(blocks.run(rest));
+    EXPECT_EQ(answers.back().best.size(), 5u);
+
+    blocks.transfer(load, BlockTransfer::Direction::kLoad, Blocks::kBlocks);
+    blocks.start(load, 1, 150, Blocks::kBlocks);
+    blocks.feed(load, 1, 150, 200);
+    answers.push_back(blocks.run(load));
+    blocks.copy(copy, Blocks::kBlocks, 2 * Blocks::kBlocks);
+    blocks.start(copy, 0, 150, 2 * Blocks::kBlocks);
+    blocks.feed(copy, 0, 150, 200);
+    answers.push_back(blocks.run(copy));
+  }
+  for (const TokenLogprobs& answer : answers) EXPECT_EQ(answer, answers[0]);
 }
 
 // Allocations of 150 steps in which every slot decodes. One thread computes: kernels keep buffers a thread, and which

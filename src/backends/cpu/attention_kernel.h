@@ -1,6 +1,6 @@
 // Kernel of ops/attention.h. Included by vector_ops_*.cc, once a processor level.
 //
-// A task is one query and a group of its heads. Keys go by in blocks of 64, widened to fp32 once a task; all heads of
+// A task is one token and a group of its heads. Keys go by in blocks of 64, widened to fp32 once a task; all heads of
 // the group use them while they are in cache.
 #pragma once
 
@@ -90,27 +90,69 @@ inline float weigh_block(HeadState& head, float* weights, int64_t num_keys, floa
   return decay;
 }
 
-inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_head, int64_t num_heads,
+// What a query reads, in this order.
+struct QueryRows {
+  ops::RowTable window;
+  int64_t window_begin = 0;
+  int64_t num_window = 0;
+  ops::RowTable compressed;
+  const int32_t* selected = nullptr;
+  int64_t num_selected = 0;
+};
+
+inline bool is_padding(const ops::AttentionArgs& a, int64_t token) {
+  return a.positions[token] < 0 || a.window.blocks[token] == nullptr;
+}
+
+inline QueryRows rows_of(const ops::AttentionArgs& a, int64_t token) {
+  QueryRows rows;
+  rows.window = a.window.of(token);
+  const int64_t position = a.positions[token];
+  const int64_t first = a.first_window_row != nullptr ? a.first_window_row[token] : 0;
+  rows.window_begin = std::max(std::max<int64_t>(0, position + 1 - a.window_size), first <= position ? first : 0);
+  rows.num_window = position + 1 - rows.window_begin;
+  if (a.compressed.blocks != nullptr && a.compressed.blocks[token] != nullptr) {
+    rows.compressed = a.compressed.of(token);
+    rows.selected = a.selected.row(token);
+    rows.num_selected = a.num_selected[token];
+  }
+  return rows;
+}
+
+// A group of a token's heads.
+inline void attend(const ops::AttentionArgs& a, int64_t token, int64_t first_head, int64_t num_heads,
                    Scratch& scratch) {
   const int64_t dim = a.q.cols / a.num_heads;
-  float* buffer = scratch.get<float>(kKeysPerBlock * dim + num_heads * kKeysPerBlock + num_heads * dim);
+  const bool rotates = a.cosine.data != nullptr;
+  float* buffer =
+      scratch.get<float>(kKeysPerBlock * dim + num_heads * kKeysPerBlock + (rotates ? 2 : 1) * num_heads * dim);
   float* weights = buffer + kKeysPerBlock * dim;
   float* sums = weights + num_heads * kKeysPerBlock;
   std::memset(sums, 0, num_heads * dim * sizeof(float));
+  const float* q = a.q.f32().row(token) + first_head * dim;
+  float* outs = a.out.f32().row(token) + first_head * dim;
+  const auto rotate = [&](float* heads, float sign) {
+    rotate_heads(heads, num_heads, dim, a.cosine.row(token), a.sine.row(token), a.cosine.cols, sign, a.round_to_bf16);
+  };
+  if (rotates) {
+    float* rotated = sums + num_heads * dim;
+    std::memcpy(rotated, q, num_heads * dim * sizeof(float));
+    rotate(rotated, 1.0f);
+    q = rotated;
+  }
   HeadState heads[kHeadsPerTask];
   const float* keys[kKeysPerBlock];
-  const ops::AttentionQuery& source = a.queries[query];
-  const float* q = a.q.row(query) + first_head * dim;
+  const QueryRows source = rows_of(a, token);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const int64_t num_window = source.window_end - source.window_begin;
-  const int64_t num_total = num_window + source.num_selected;
+  const int64_t num_total = source.num_window + source.num_selected;
 
   for (int64_t begin = 0; begin < num_total; begin += kKeysPerBlock) {
     const int64_t count = std::min(kKeysPerBlock, num_total - begin);
     for (int64_t k = 0; k < count; ++k) {
       const int64_t i = begin + k;
-      keys[k] = i < num_window ? read_row(*source.window, source.window_begin + i, buffer + k * dim)
-                               : read_row(*source.compressed, source.selected[i - num_window], buffer + k * dim);
+      keys[k] = i < source.num_window
+                    ? read_row(source.window, source.window_begin + i, buffer + k * dim)
+                    : read_row(source.compressed, source.selected[i - source.num_window], buffer + k * dim);
     }
     // Odd counts repeat a head or key; the repeated result is computed twice and is the same.
     for (int64_t h = 0; h < num_heads; h += 2) {
@@ -134,7 +176,7 @@ inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_hea
     }
     if (num_heads % 2 == 1) {  // the last head alone, its twin written to the block's spare buffer row
       const int64_t h = num_heads - 1;
-      float* spare = a.out.row(query) + (first_head + h) * dim;
+      float* spare = outs + h * dim;
       std::memset(spare, 0, dim * sizeof(float));
       accumulate_2(sums + h * dim, spare, decay[h], 0, weights + h * kKeysPerBlock, weights + h * kKeysPerBlock, keys,
                    count, dim);
@@ -142,15 +184,17 @@ inline void attend(const ops::AttentionArgs& a, int64_t query, int64_t first_hea
   }
   for (int64_t h = 0; h < num_heads; ++h) {
     const float total = heads[h].total + exp_f32(a.sink[first_head + h] - heads[h].largest);
-    float* out = a.out.row(query) + (first_head + h) * dim;
+    float* out = outs + h * dim;
     for (int64_t d = 0; d < dim; ++d) out[d] = round_bf16_if(sums[h * dim + d] / total, a.round_to_bf16);
   }
+  if (rotates) rotate(outs, -1.0f);
 }
 
 inline void attention_kernel(Stream& stream, const ops::AttentionArgs& a) {
   const int64_t groups = (a.num_heads + kHeadsPerTask - 1) / kHeadsPerTask;
   for_ranges(stream, a.q.rows * groups, 1, [&](int64_t task, int64_t, int thread) {
     const int64_t first_head = task % groups * kHeadsPerTask;
+    if (is_padding(a, task / groups)) return;
     attend(a, task / groups, first_head, std::min(kHeadsPerTask, a.num_heads - first_head),
            cpu_stream(stream).thread_scratch(thread));
   });

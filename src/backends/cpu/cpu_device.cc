@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "backends/cpu/cpu_stream.h"
-#include "base/cpu_affinity.h"
+#include "backends/cpu/experts.h"
 #include "backends/cpu/linear.h"
 #include "backends/cpu/vector_ops.h"
+#include "base/cpu_affinity.h"
+#include "base/memory_info.h"
 #include "ops/op_table.h"
 
 namespace deepinfer {
@@ -29,6 +32,27 @@ constexpr std::array<KernelSet, 4> kKernelSets = {{
     {cpu::avx512_bf16_linear, cpu::fill_vector_ops_avx512, false},
 }};
 
+// Quantises the outputs that ask for it. Those that lie side by side in one matrix are taken together.
+void quantise_outputs(Stream& stream, std::span<const ops::LinearTask> tasks) {
+  TensorView whole;
+  const auto quantise = [&] {
+    if (whole) stream.ops().fake_quant(stream, {ops::FakeQuant::kE4m3Group32, whole, whole});
+  };
+  for (const ops::LinearTask& task : tasks) {
+    if (!task.quantise_output) continue;
+    const TensorView& out = task.out;
+    const bool follows = whole && whole.rows == out.rows && whole.stride == out.stride &&
+                         whole.data + whole.cols * element_bytes(whole.type) == out.data;
+    if (follows) {
+      whole.cols += out.cols;
+      continue;
+    }
+    quantise();
+    whole = out;
+  }
+  quantise();
+}
+
 template <size_t kSet>
 void fill_linear(ops::OpTable& table) {
   table.pack_weight = [](Stream& stream, const ops::WeightSource& source) {
@@ -36,6 +60,7 @@ void fill_linear(ops::OpTable& table) {
   };
   table.linear = [](Stream& stream, std::span<const ops::LinearTask> tasks) {
     kKernelSets[kSet].linear().run(cpu::cpu_stream(stream).pool(), tasks);
+    quantise_outputs(stream, tasks);
   };
 }
 
@@ -45,7 +70,23 @@ ops::OpTable make_op_table(size_t set) {
   ops::OpTable table;
   kFillLinear[set](table);
   kKernelSets[set].fill_vector_ops(table);
+  cpu::fill_experts(table);
+  // `sample` stays null: logits lie in host memory, and the host's sampler reads them there.
   return table;
+}
+
+// Requires: bytes >= 0.
+Result<std::shared_ptr<std::byte>> allocate_aligned(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  DI_CHECK(bytes >= 0, "{} bytes of memory", bytes);
+  const int64_t whole = std::max<int64_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(whole)));
+  if (data == nullptr) {
+    return Status(ErrorCode::kOutOfMemory,
+                  fmt::format("no memory for {} bytes, of which the system has {} available; use a smaller cache",
+                              bytes, memory_info("MemAvailable")));
+  }
+  return std::shared_ptr<std::byte>(data, [](std::byte* memory) { std::free(memory); });
 }
 
 class CpuDevice final : public Device {
@@ -62,6 +103,15 @@ class CpuDevice final : public Device {
   void adopt_this_thread() override {
     if (!cpus_.empty()) bind_this_thread(cpus_[0]);
   }
+
+  ElementType activation_type(bool /*rounds_to_bf16*/) const override { return ElementType::kF32; }
+  Result<std::shared_ptr<std::byte>> allocate(int64_t bytes) override { return allocate_aligned(bytes); }
+  Result<std::shared_ptr<std::byte>> allocate_pinned(int64_t bytes) override { return allocate_aligned(bytes); }
+  Result<std::shared_ptr<const std::byte>> make_resident(std::span<const std::byte> host) override {
+    return std::shared_ptr<const std::byte>(std::shared_ptr<void>(), host.data());  // owns nothing: the caller does
+  }
+  bool shares_host_memory() const override { return true; }
+  int64_t free_bytes() const override { return static_cast<int64_t>(memory_info("MemAvailable")); }
 
  private:
   size_t set_;

@@ -4,50 +4,37 @@
 // stream; inside an op, per-thread scratch is indexed by the pool's thread number.
 #pragma once
 
-#include <cstddef>
-#include <memory>
+#include <cstring>
 #include <vector>
 
+#include "backends/cpu/experts.h"
+#include "backends/cpu/scratch.h"
 #include "base/thread_pool.h"
 #include "device/stream.h"
 
 namespace deepinfer::cpu {
-
-// A 64-byte aligned buffer that only grows.
-class Scratch {
- public:
-  template <typename T>
-  T* get(int64_t count) {
-    reserve(count * static_cast<int64_t>(sizeof(T)));
-    return reinterpret_cast<T*>(data_.get());
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
-  };
-  void reserve(int64_t bytes) {
-    if (bytes <= bytes_) return;
-    data_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
-    bytes_ = bytes;
-  }
-  std::unique_ptr<std::byte, Free> data_;
-  int64_t bytes_ = 0;
-};
 
 class CpuStream final : public Stream {
  public:
   CpuStream(const ops::OpTable* table, ThreadPool* pool)
       : Stream(table), pool_(pool), thread_scratch_(pool->num_threads()) {}
 
+  void copy(void* to, const void* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  Status synchronize() override { return Status(); }  // every op has run when its call returns
+
   ThreadPool& pool() { return *pool_; }
   Scratch& thread_scratch(int thread) { return thread_scratch_[thread]; }
+  // Of one op at a time; ops that call others say which of them use it.
   Scratch& shared_scratch() { return shared_scratch_; }
+  ExpertsWorkspace& experts_workspace() { return experts_workspace_; }
 
  private:
   ThreadPool* pool_;
   std::vector<Scratch> thread_scratch_;
   Scratch shared_scratch_;
+  ExpertsWorkspace experts_workspace_;
 };
 
 inline CpuStream& cpu_stream(Stream& stream) { return static_cast<CpuStream&>(stream); }

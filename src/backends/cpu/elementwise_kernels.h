@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backends/cpu/cpu_stream.h"
+#include "backends/cpu/group_quantisers.h"
 #include "backends/cpu/simd.h"
 #include "ops/op_table.h"
 
@@ -43,24 +44,33 @@ inline void normalise(float* out, const float* in, const float* weight, int64_t 
 }
 
 inline void embed_kernel(Stream& stream, const ops::EmbedArgs& a) {
-  for_ranges(stream, a.out.rows, rows_per_task(a.out.cols), [&](int64_t begin, int64_t end, int) {
+  const MatrixView<float> result = a.out.f32();
+  for_ranges(stream, result.rows, rows_per_task(result.cols), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      float* out = a.out.row(t);
+      float* out = result.row(t);
       const std::byte* source = a.table + static_cast<int64_t>(a.tokens[t]) * a.hidden * 2;
       for (int64_t i = 0; i < a.hidden; ++i) {
         uint16_t bits;
         std::memcpy(&bits, source + 2 * i, 2);
         out[i] = to_float(BFloat16{bits});
       }
-      for (int64_t s = a.hidden; s < a.out.cols; s += a.hidden) std::memcpy(out + s, out, a.hidden * sizeof(float));
+      for (int64_t s = a.hidden; s < result.cols; s += a.hidden) std::memcpy(out + s, out, a.hidden * sizeof(float));
     }
   });
 }
 
+// What a linear layer reads, if it is wanted. Requires: width % 32 == 0 then.
+inline void quantise_row_if(const MatrixView<float>& quantised, int64_t row, const float* in, int64_t width) {
+  if (quantised.data != nullptr) fake_quant_row<E4m3Group32>(quantised.row(row), in, width);
+}
+
 inline void rms_norm_kernel(Stream& stream, const ops::RmsNormArgs& a) {
-  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int) {
+  const MatrixView<const float> in = a.in.f32();
+  const MatrixView<float> out = a.out.f32(), quantised = a.quantised.f32();
+  for_ranges(stream, in.rows, rows_per_task(in.cols), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      normalise(a.out.row(r), a.in.row(r), a.weight, a.in.cols, a.eps, a.round_to_bf16);
+      normalise(out.row(r), in.row(r), a.weight, in.cols, a.eps, a.round_to_bf16);
+      quantise_row_if(quantised, r, out.row(r), in.cols);
     }
   });
 }
@@ -68,8 +78,9 @@ inline void rms_norm_kernel(Stream& stream, const ops::RmsNormArgs& a) {
 inline void rope_angles_kernel(Stream& stream, const ops::RopeAnglesArgs& a) {
   for_ranges(stream, a.cosine.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      const float position = static_cast<float>(a.positions[r]);
-      for (size_t j = 0; j < a.frequencies.size(); ++j) {
+      if (a.positions[r] < 0) continue;
+      const float position = static_cast<float>(a.positions[r] / a.ratio * a.ratio);
+      for (int64_t j = 0; j < a.cosine.cols; ++j) {
         const float angle =
             position * a.frequencies[j];  // the model rounds the angle to fp32; then exact functions of it
         a.cosine.row(r)[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
@@ -79,37 +90,44 @@ inline void rope_angles_kernel(Stream& stream, const ops::RopeAnglesArgs& a) {
   });
 }
 
+// Rotates the last channels of each of a row's heads in place; sign -1 turns back.
+inline void rotate_heads(float* row, int64_t num_heads, int64_t head_dim, const float* cosine, const float* sine,
+                         int64_t pairs, float sign, bool round) {
+  for (int64_t h = 0; h < num_heads; ++h) {
+    float* x = row + (h + 1) * head_dim - 2 * pairs;
+    for (int64_t j = 0; j < pairs; ++j) {
+      const float c = cosine[j], s = sine[j] * sign;
+      const float first = x[2 * j] * c - x[2 * j + 1] * s;
+      const float second = x[2 * j] * s + x[2 * j + 1] * c;
+      x[2 * j] = round_bf16_if(first, round);
+      x[2 * j + 1] = round_bf16_if(second, round);
+    }
+  }
+}
+
 inline void rope_kernel(Stream& stream, const ops::RopeArgs& a) {
-  const int64_t head_dim = a.data.cols / a.num_heads;
+  const MatrixView<float> data = a.data.f32();
+  const int64_t head_dim = data.cols / a.num_heads;
   const int64_t pairs = a.cosine.cols;
   const float sign = a.inverse ? -1.0f : 1.0f;
-  for_ranges(stream, a.data.rows, rows_per_task(a.num_heads * pairs * 2), [&](int64_t begin, int64_t end, int) {
+  for_ranges(stream, data.rows, rows_per_task(a.num_heads * pairs * 2), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      const float* cosine = a.cosine.row(r);
-      const float* sine = a.sine.row(r);
-      for (int64_t h = 0; h < a.num_heads; ++h) {
-        float* x = a.data.row(r) + (h + 1) * head_dim - 2 * pairs;
-        for (int64_t j = 0; j < pairs; ++j) {
-          const float c = cosine[j], s = sine[j] * sign;
-          const float first = x[2 * j] * c - x[2 * j + 1] * s;
-          const float second = x[2 * j] * s + x[2 * j + 1] * c;
-          x[2 * j] = round_bf16_if(first, a.round_to_bf16);
-          x[2 * j + 1] = round_bf16_if(second, a.round_to_bf16);
-        }
-      }
+      rotate_heads(data.row(r), a.num_heads, head_dim, a.cosine.row(r), a.sine.row(r), pairs, sign, a.round_to_bf16);
     }
   });
 }
 
 inline void swiglu_kernel(Stream& stream, const ops::SwigluArgs& a) {
   const float limit = a.limit;
-  for_ranges(stream, a.out.rows, rows_per_task(a.out.cols * 4), [&](int64_t begin, int64_t end, int) {
+  const MatrixView<float> result = a.out.f32();
+  const MatrixView<const float> gate_rows = a.gate.f32(), up_rows = a.up.f32();
+  for_ranges(stream, result.rows, rows_per_task(result.cols * 4), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const float weight = a.row_weight ? a.row_weight[r] : 1.0f;
-      float* out = a.out.row(r);
-      const float* gates = a.gate.row(r);
-      const float* ups = a.up.row(r);
-      for (int64_t i = 0; i < a.out.cols; ++i) {
+      float* out = result.row(r);
+      const float* gates = gate_rows.row(r);
+      const float* ups = up_rows.row(r);
+      for (int64_t i = 0; i < result.cols; ++i) {
         const float gate = gates[i] < limit ? gates[i] : limit;
         const float up = std::min(std::max(ups[i], -limit), limit);
         const float y = gate * sigmoid_f32(gate) * up * weight;
@@ -120,30 +138,42 @@ inline void swiglu_kernel(Stream& stream, const ops::SwigluArgs& a) {
 }
 
 inline void gather_rows_kernel(Stream& stream, const ops::GatherRowsArgs& a) {
-  for_ranges(stream, a.out.rows, rows_per_task(a.out.cols), [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) std::memcpy(a.out.row(r), a.in.row(a.rows[r]), a.out.cols * sizeof(float));
+  const MatrixView<float> out = a.out.f32();
+  const MatrixView<const float> in = a.in.f32();
+  for_ranges(stream, out.rows, rows_per_task(out.cols), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) std::memcpy(out.row(r), in.row(a.rows[r]), out.cols * sizeof(float));
   });
 }
 
 // A group's tokens lie in rows of [value | gate].
+inline void compress_group(float* out, int64_t width, const ops::RowTable& table, int64_t first_row, int64_t ratio,
+                           bool round) {
+  for (int64_t c = 0; c < width; ++c) {
+    const auto value_of = [&](int64_t i, int64_t column) {
+      return reinterpret_cast<const float*>(table.row(first_row + i))[column];
+    };
+    float largest = value_of(0, width + c);
+    for (int64_t i = 1; i < ratio; ++i) largest = std::max(largest, value_of(i, width + c));
+    float total = 0, pooled = 0;
+    for (int64_t i = 0; i < ratio; ++i) {
+      const float weight = exp_f32(value_of(i, width + c) - largest);
+      total += weight;
+      pooled = std::fma(weight, value_of(i, c), pooled);
+    }
+    out[c] = round_bf16_if(pooled / total, round);
+  }
+}
+
 inline void compress_kernel(Stream& stream, const ops::CompressArgs& a) {
-  const int64_t width = a.out.cols;
-  for_ranges(stream, a.out.rows, rows_per_task(width * 4), [&](int64_t begin, int64_t end, int) {
-    for (int64_t g = begin; g < end; ++g) {
-      float* out = a.out.row(g);
-      for (int64_t c = 0; c < width; ++c) {
-        const auto value_of = [&](int64_t i, int64_t column) {
-          return reinterpret_cast<const float*>(a.tables[g]->row(a.first_rows[g] + i))[column];
-        };
-        float largest = value_of(0, width + c);
-        for (int64_t i = 1; i < a.ratio; ++i) largest = std::max(largest, value_of(i, width + c));
-        float total = 0, pooled = 0;
-        for (int64_t i = 0; i < a.ratio; ++i) {
-          const float weight = exp_f32(value_of(i, width + c) - largest);
-          total += weight;
-          pooled = std::fma(weight, value_of(i, c), pooled);
-        }
-        out[c] = round_bf16_if(pooled / total, a.round_to_bf16);
+  const MatrixView<float> out = a.out.f32();
+  for_ranges(stream, out.rows, rows_per_task(out.cols * 4), [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t position = a.positions[t];
+      const bool closes = position >= 0 && (position + 1) % a.ratio == 0 && a.rows.blocks[t] != nullptr;
+      if (closes) {
+        compress_group(out.row(t), out.cols, a.rows.of(t), position + 1 - a.ratio, a.ratio, a.round_to_bf16);
+      } else {
+        for (int64_t c = 0; c < out.cols; ++c) out.row(t)[c] = 0;
       }
     }
   });

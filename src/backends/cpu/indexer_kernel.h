@@ -95,6 +95,12 @@ inline float index_score(const QueryLayout& layout, const float* q, const float*
   return score;
 }
 
+// Rows that a token's query sees; none of a padding row's.
+inline int64_t visible_rows(const ops::IndexSelectArgs& a, int64_t token) {
+  const int64_t position = a.positions[token];
+  return position < 0 || a.keys.blocks[token] == nullptr ? 0 : (position + 1) / a.ratio;
+}
+
 // The rows that a query may choose from: all visible ones, or those of its candidate blocks, numbered 0..count.
 struct RowChoice {
   const int32_t* blocks = nullptr;  // null: all visible rows
@@ -105,8 +111,8 @@ struct RowChoice {
 };
 
 inline RowChoice choose_rows(const ops::IndexSelectArgs& a, int64_t query) {
-  const int64_t visible = a.queries[query].num_visible;
-  if (a.candidate_block == 0 || a.build_candidates) return {nullptr, 0, visible};
+  const int64_t visible = visible_rows(a, query);
+  if (a.candidate_block == 0 || a.build_candidates || visible == 0) return {nullptr, 0, visible};
   const int64_t blocks = a.num_candidates[query];
   int64_t count = blocks * a.candidate_block;
   if (blocks > 0) {  // the newest block may be partly visible
@@ -118,7 +124,7 @@ inline RowChoice choose_rows(const ops::IndexSelectArgs& a, int64_t query) {
 
 inline void build_candidates(const ops::IndexSelectArgs& a, int64_t query, const float* scores, uint32_t* work,
                              float* block_scores) {
-  const int64_t visible = a.queries[query].num_visible;
+  const int64_t visible = visible_rows(a, query);
   const int64_t num_blocks = (visible + a.candidate_block - 1) / a.candidate_block;
   for (int64_t b = 0; b < num_blocks; ++b) {
     const int64_t end = std::min(visible, (b + 1) * a.candidate_block);
@@ -133,10 +139,11 @@ inline void build_candidates(const ops::IndexSelectArgs& a, int64_t query, const
 }
 
 inline void index_select_kernel(Stream& stream, const ops::IndexSelectArgs& a) {
-  const int64_t num_queries = a.q.rows;
-  const QueryLayout layout{a.q.cols / std::max<int64_t>(1, a.num_heads), (a.num_heads + 15) / 16 * 16};
-  int64_t widest = 1;
-  for (const ops::IndexQuery& query : a.queries) widest = std::max(widest, query.num_visible);
+  const MatrixView<const float> q = a.q.f32(), head_weights = a.head_weights.f32();
+  const int64_t num_queries = q.rows;
+  const QueryLayout layout{q.cols / std::max<int64_t>(1, a.num_heads), (a.num_heads + 15) / 16 * 16};
+  int64_t widest = 1;  // at most max_visible, and here the host can tell
+  for (int64_t t = 0; t < num_queries; ++t) widest = std::max(widest, visible_rows(a, t));
   const int64_t group = std::max<int64_t>(1, std::min(num_queries, kScratchScores / widest));
   float* scores = cpu_stream(stream).shared_scratch().get<float>(group * (widest + layout.floats()));
   float* laid_out = scores + group * widest;
@@ -144,8 +151,7 @@ inline void index_select_kernel(Stream& stream, const ops::IndexSelectArgs& a) {
   for (int64_t first = 0; first < num_queries; first += group) {
     const int64_t count = std::min(group, num_queries - first);
     for_ranges(stream, count, 1, [&](int64_t i, int64_t, int) {
-      lay_out_query(layout, a.num_heads, a.q.row(first + i), a.head_weights.row(first + i),
-                    laid_out + i * layout.floats());
+      lay_out_query(layout, a.num_heads, q.row(first + i), head_weights.row(first + i), laid_out + i * layout.floats());
     });
     const int64_t chunks = (widest + kRowsPerScoreTask - 1) / kRowsPerScoreTask;
     for_ranges(stream, count * chunks, 1, [&](int64_t task, int64_t, int thread) {
@@ -155,8 +161,9 @@ inline void index_select_kernel(Stream& stream, const ops::IndexSelectArgs& a) {
       const int64_t end = std::min(choice.count, begin + kRowsPerScoreTask);
       if (choice.count <= a.top_k && !a.build_candidates) return;  // everything is selected: no score is needed
       float* buffer = cpu_stream(stream).thread_scratch(thread).get<float>(layout.dim);
+      const ops::RowTable keys = a.keys.of(first + i);
       for (int64_t r = begin; r < end; ++r) {
-        const float* key = read_row(*a.queries[first + i].keys, choice.row(r), buffer);
+        const float* key = read_row(keys, choice.row(r), buffer);
         scores[i * widest + r] = index_score(layout, laid_out + i * layout.floats(), key);
       }
     });

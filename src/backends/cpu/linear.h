@@ -23,7 +23,8 @@ struct LinearKernels {
   const char* name;
   bool (*supported)();  // by this processor; the functions below need it
   ops::PackedWeight (*pack)(ThreadPool&, const ops::WeightSource&);
-  // Allocates only while its buffers grow to the largest call seen by the calling thread.
+  // All but `quantise_output`, which the op does afterwards. Allocates only while its buffers grow to the largest call
+  // seen by the calling thread.
   void (*run)(ThreadPool&, std::span<const ops::LinearTask>);
 };
 

@@ -69,15 +69,17 @@ void run_row(const ops::LinearTask& task, const Rows& weight, int64_t row) {
   thread_local std::vector<float> values;  // kept, so that a run allocates once
   values.resize(weight.cols);
   for (int64_t k = 0; k < weight.cols; ++k) values[k] = weight.value(row, k);
-  for (int64_t token = 0; token < task.out.rows; ++token) {
-    const float* x = task.in.row(token);
+  const MatrixView<float> out = task.out.f32();
+  const MatrixView<const float> in = task.in.f32();
+  for (int64_t token = 0; token < out.rows; ++token) {
+    const float* x = in.row(token);
     float total = 0.0f;
     for (int64_t group = 0; group < weight.cols / kGroup; ++group) {
       float sum = 0.0f;
       for (int64_t k = group * kGroup; k < (group + 1) * kGroup; ++k) sum = std::fma(values[k], x[k], sum);
       total = std::fma(sum, weight.scale(row, group), total);
     }
-    task.out.row(token)[row] = task.round_output_to_bf16 ? round_to_bfloat16(total) : total;
+    out.row(token)[row] = task.round_output_to_bf16 ? round_to_bfloat16(total) : total;
   }
 }
 

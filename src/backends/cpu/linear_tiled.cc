@@ -63,6 +63,7 @@ struct Input {
 
 struct PlannedTask {
   const LinearTask* task;
+  MatrixView<float> out;
   LinearUnitFunction function;
   size_t input;  // index
   int64_t num_tiles;
@@ -111,7 +112,8 @@ void add_task(Plan& plan, const LinearTask& task, const LinearUnitFunctions& fp3
   planned.task = &task;
   const LinearUnitFunctions& functions = is_bf16 ? *bf16 : fp32;
   planned.function = functions.by_format[format];
-  planned.input = add_input(plan, task.in.row_range(0, task.out.rows), is_bf16, functions.input_scale[format]);
+  planned.out = task.out.f32();
+  planned.input = add_input(plan, task.in.f32().row_range(0, task.out.rows), is_bf16, functions.input_scale[format]);
   planned.num_tiles = divide_up(task.weight->rows, kTileRows);
   plan.tasks.push_back(planned);
   plan.num_products += task.weight->rows * task.weight->cols * task.out.rows;
@@ -236,7 +238,7 @@ void run_unit(const Plan& plan, int64_t index) {
   const int64_t num_rows = std::min<int64_t>(unit.num_tiles * kTileRows, weight.rows - first_row);
   for (int t = 0; t < unit.num_tokens; ++t) {
     store_row(totals + t * unit.num_tiles * kTileRows, num_rows, task.round_output_to_bf16,
-              task.out.row(first_token + t) + first_row);
+              planned.out.row(first_token + t) + first_row);
   }
 }
 

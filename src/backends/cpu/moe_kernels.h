@@ -1,4 +1,4 @@
-// Kernels of ops/moe.h. Included by vector_ops_*.cc, once a processor level.
+// The router of ops/moe.h; the experts are in experts.cc. Included by vector_ops_*.cc, once a processor level.
 #pragma once
 
 #include "backends/cpu/indexer_kernel.h"
@@ -34,25 +34,6 @@ inline void route_kernel(Stream& stream, const ops::RouteArgs& a) {
   });
 }
 
-inline void combine_kernel(Stream& stream, const ops::CombineArgs& a) {
-  const int64_t hidden = a.out.cols;
-  for_ranges(stream, a.out.rows, rows_per_task(hidden * a.rows.cols), [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* out = a.out.row(t);
-      const float* shared = a.shared.row(t);
-      for (int64_t c = 0; c < hidden; ++c) out[c] = 0;
-      for (int64_t i = 0; i < a.rows.cols; ++i) {
-        const float* expert = a.experts_out.row(a.rows.row(t)[i]);
-        for (int64_t c = 0; c < hidden; ++c) out[c] += expert[c];
-      }
-      for (int64_t c = 0; c < hidden; ++c) out[c] = round_bf16_if(out[c] + shared[c], a.round_to_bf16);
-    }
-  });
-}
-
-inline void fill_moe(ops::OpTable& table) {
-  table.route = route_kernel;
-  table.combine = combine_kernel;
-}
+inline void fill_moe(ops::OpTable& table) { table.route = route_kernel; }
 
 }  // namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "backends/cpu/elementwise_kernels.h"
-#include "backends/cpu/group_quantisers.h"
 
 namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE {
 
@@ -23,9 +22,11 @@ inline void with_quantiser(ops::FakeQuant kind, Body&& body) {
 }
 
 inline void fake_quant_kernel(Stream& stream, const ops::FakeQuantArgs& a) {
-  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int) {
+  const MatrixView<float> out = a.out.f32();
+  const MatrixView<const float> in = a.in.f32();
+  for_ranges(stream, in.rows, rows_per_task(in.cols), [&](int64_t begin, int64_t end, int) {
     with_quantiser(a.kind, [&]<typename Quantiser>(Quantiser) {
-      for (int64_t r = begin; r < end; ++r) fake_quant_row<Quantiser>(a.out.row(r), a.in.row(r), a.in.cols);
+      for (int64_t r = begin; r < end; ++r) fake_quant_row<Quantiser>(out.row(r), in.row(r), in.cols);
     });
   });
 }
@@ -63,17 +64,28 @@ inline void write_row(ops::RowType type, std::byte* out, const float* in, int64_
 }
 
 inline void write_rows_kernel(Stream& stream, const ops::WriteRowsArgs& a) {
-  for_ranges(stream, a.in.rows, rows_per_task(a.in.cols), [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t r = begin; r < end; ++r) {
-      const ops::RowType type = a.tables[r]->type;
-      const float* in = a.in.row(r);
-      if (a.quantise && !holds_codes_of(type, *a.quantise)) {
-        float* values = cpu_stream(stream).thread_scratch(thread).get<float>(a.in.cols);
-        with_quantiser(*a.quantise,
-                       [&]<typename Quantiser>(Quantiser) { fake_quant_row<Quantiser>(values, in, a.in.cols); });
-        in = values;
+  const MatrixView<const float> in = a.in.f32();
+  const int64_t width = in.cols;
+  const ops::RowType type = a.tables.type;
+  const bool rotates = a.cosine.data != nullptr;
+  const bool quantises = a.quantise && !holds_codes_of(type, *a.quantise);
+  for_ranges(stream, in.rows, rows_per_task(width), [&](int64_t begin, int64_t end, int thread) {
+    float* buffer = cpu_stream(stream).thread_scratch(thread).get<float>(width);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t position = a.positions[t];
+      if (position < 0 || (position + 1) % a.ratio != 0 || a.tables.blocks[t] == nullptr) continue;
+      const float* values = in.row(t);
+      if (rotates) {
+        std::memcpy(buffer, values, width * sizeof(float));
+        rotate_heads(buffer, 1, width, a.cosine.row(t), a.sine.row(t), a.cosine.cols, 1.0f, a.round_to_bf16);
+        values = buffer;
       }
-      write_row(type, a.tables[r]->row(a.rows[r]), in, a.in.cols);
+      if (quantises) {
+        with_quantiser(*a.quantise,
+                       [&]<typename Quantiser>(Quantiser) { fake_quant_row<Quantiser>(buffer, values, width); });
+        values = buffer;
+      }
+      write_row(type, a.tables.of(t).row(position / a.ratio), values, width);
     }
   });
 }

@@ -280,11 +280,9 @@ TEST_P(LinearKernelsTest, many_tasks_in_strided_views_give_the_bits_of_each_alon
       std::vector<LinearTask> tasks;
       for (size_t i = 0; i < shapes.size(); ++i) {
         const auto& [rows, cols, tokens] = shapes[i];
-        tasks.push_back({{outs[i].data() + 2, tokens, rows, rows + 5},
-                         {ins[i == 1 ? 0 : i].data() + 3, tokens, cols, cols + 7},
-                         &weights[i],
-                         input_is_bf16,
-                         i % 2 == 1});
+        const MatrixView<float> out = {outs[i].data() + 2, tokens, rows, rows + 5};
+        const MatrixView<float> in = {ins[i == 1 ? 0 : i].data() + 3, tokens, cols, cols + 7};
+        tasks.push_back({out, in, &weights[i], input_is_bf16, i % 2 == 1});
       }
       kernels().run(pool, tasks);
       for (size_t i = 0; i < shapes.size(); ++i) {
@@ -292,8 +290,10 @@ TEST_P(LinearKernelsTest, many_tasks_in_strided_views_give_the_bits_of_each_alon
         const auto& [rows, cols, tokens] = shapes[i];
         std::vector<float> in, out;
         for (int64_t t = 0; t < tokens; ++t) {
-          in.insert(in.end(), tasks[i].in.row(t), tasks[i].in.row(t) + cols);
-          out.insert(out.end(), tasks[i].out.row(t), tasks[i].out.row(t) + rows);
+          const float* in_row = tasks[i].in.f32().row(t);
+          const float* out_row = tasks[i].out.f32().row(t);
+          in.insert(in.end(), in_row, in_row + cols);
+          out.insert(out.end(), out_row, out_row + rows);
           EXPECT_EQ(outs[i][t * (rows + 5) + 1], -1.0f) << "written before the row";
           EXPECT_EQ(outs[i][t * (rows + 5) + rows + 2], -1.0f) << "written behind the row";
         }
