@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <span>
 
 #include "backends/cuda/cuda_stream.h"
@@ -13,17 +14,16 @@
 namespace deepinfer::cuda {
 
 inline constexpr int kMaxGemmTasks = 16;
-inline constexpr int kMaxParts = 8;
+inline constexpr int kMaxParts = 16;
 
 // One matrix times its tokens. Its items are the pairs of a block of 128 outputs and a block of N tokens, each times
 // the parts of the sum if those are spread over blocks.
 struct GemmTask {
   const std::byte* tiles;
   OutputFormat out;
-  WeightFormat format;
   int num_k_tiles;
   int row_tiles;     // of 64
-  int block_rows;    // of 128
+  int cluster_rows;  // of 128 a block of a cluster
   int token_blocks;  // of N
   int num_parts;
   int exponent;      // TileShare's
@@ -42,6 +42,25 @@ struct GemmParams {
   float4* partials;   // [item][N / 8][256 threads]
   unsigned* counters; // zero between launches
 };
+
+// A kernel, and what the host must know of it.
+struct GemmVariant {
+  int block_tokens;
+  bool spread;  // parts over blocks
+  int cluster;  // blocks that share tokens
+  void (*kernel)(GemmParams);
+  int stage_bytes;
+  int threads;
+  int blocks_a_multiprocessor;
+  int shared_limit;
+  int fixed_shared_bytes;  // besides the stages
+};
+enum GemmShape { k8, k16, k32, k64, k128, k128Whole, k256, kNumGemmShapes };
+using GemmVariants = std::array<GemmVariant, kNumGemmShapes>;
+const GemmVariants& gemm_variants_f8();
+const GemmVariants& gemm_variants_fp4();
+const GemmVariants& gemm_variants_bf16();
+inline constexpr int kMaxGemmStages = 24;
 
 // The number of parts that the sums of a matrix are made of: its own constant, whatever runs beside it.
 int gemm_parts(int64_t rows, int64_t cols);

@@ -234,6 +234,8 @@ ops::PackedWeight pack_weight(Stream& stream, const ops::WeightSource& source) {
   } else {
     owner.info = pack_tiles(cuda, source, data, num_tiles);
   }
+  // Products fetch weights before the work ahead of them in the stream is complete.
+  DI_CUDA_CHECK(cudaStreamSynchronize(cuda.handle()));
   weight.data = std::shared_ptr<std::byte>(data, std::move(owner));
   return weight;
 }

@@ -96,13 +96,15 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 
 // load() reads thread `thread`'s share (0 ... 127) of a tile in shared memory; fragments() makes of it the operands of
 // the two instructions of column half `half`: a[0 ... 3] those of its first 16 columns, a[4 ... 7] of the others.
-// `exponent` is the format's constant plus the matrix's scale_bias.
+// `exponent` is the format's constant plus the matrix's scale_bias. fragments() is prepare(), which touches no operand
+// and so may run while instructions read the last ones, then finish().
 template <WeightFormat kFormat>
 struct TileShare;
 
 template <>
 struct TileShare<WeightFormat::kF8Tile32> {
   static constexpr int kExponent = kE4m3Exponent;
+  static constexpr int bytes() { return tile_bytes(WeightFormat::kF8Tile32); }
   uint4 codes[2];
   uint32_t scales;
 
@@ -111,21 +113,30 @@ struct TileShare<WeightFormat::kF8Tile32> {
     codes[1] = reinterpret_cast<const uint4*>(tile)[128 + thread];
     scales = reinterpret_cast<const uint16_t*>(tile + 4096)[thread / 64];
   }
-  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
-    const uint32_t multiplier = ((half == 0 ? scales & 0xFFu : scales >> 8) + exponent) * 0x00800080u;
+  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8], uint32_t (&multipliers)[2]) const {
+    multipliers[0] = multipliers[1] = (__byte_perm(scales, 0, half == 0 ? 0x4040 : 0x4141) << 7) + exponent * 0x00800080u;
     const uint4 q = codes[half];
-    split_e4m3(q.x, a);
-    split_e4m3(q.y, a + 2);
-    split_e4m3(q.z, a + 4);
-    split_e4m3(q.w, a + 6);
+    split_e4m3(q.x, bits);
+    split_e4m3(q.y, bits + 2);
+    split_e4m3(q.z, bits + 4);
+    split_e4m3(q.w, bits + 6);
+  }
+  __device__ __forceinline__ void finish(int, const uint32_t (&bits)[8], const uint32_t (&multipliers)[2],
+                                         uint32_t (&a)[8]) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = multiply_bf16x2(a[i], multiplier);
+    for (int i = 0; i < 8; ++i) a[i] = multiply_bf16x2(bits[i], multipliers[i % 2]);
+  }
+  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
+    uint32_t bits[8], multipliers[2];
+    prepare(half, exponent, bits, multipliers);
+    finish(half, bits, multipliers, a);
   }
 };
 
 template <>
 struct TileShare<WeightFormat::kMxfp4> {
   static constexpr int kExponent = kE2m1Exponent;
+  static constexpr int bytes() { return tile_bytes(WeightFormat::kMxfp4); }
   uint4 codes;
   uint32_t scales;  // bytes: first column half of row g, of row g + 8; second half likewise
 
@@ -133,31 +144,48 @@ struct TileShare<WeightFormat::kMxfp4> {
     codes = reinterpret_cast<const uint4*>(tile)[thread];
     scales = reinterpret_cast<const uint32_t*>(tile + 2048)[thread / 4];
   }
-  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
-    const uint32_t pair = half == 0 ? scales : scales >> 16;
-    const uint32_t low = ((pair & 0xFFu) + exponent) * 0x00800080u;
-    const uint32_t high = ((pair >> 8 & 0xFFu) + exponent) * 0x00800080u;
-    split_e2m1(half == 0 ? codes.x : codes.z, a);
-    split_e2m1(half == 0 ? codes.y : codes.w, a + 4);
+  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8], uint32_t (&multipliers)[2]) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = multiply_bf16x2(a[i], i % 2 == 0 ? low : high);
+    for (int i = 0; i < 2; ++i) {
+      const int byte = 2 * half + i;
+      multipliers[i] = (__byte_perm(scales, 0, 0x4040 | byte << 8 | byte) << 7) + exponent * 0x00800080u;
+    }
+    split_e2m1(half == 0 ? codes.x : codes.z, bits);
+    split_e2m1(half == 0 ? codes.y : codes.w, bits + 4);
+  }
+  __device__ __forceinline__ void finish(int, const uint32_t (&bits)[8], const uint32_t (&multipliers)[2],
+                                         uint32_t (&a)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = multiply_bf16x2(bits[i], multipliers[i % 2]);
+  }
+  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
+    uint32_t bits[8], multipliers[2];
+    prepare(half, exponent, bits, multipliers);
+    finish(half, bits, multipliers, a);
   }
 };
 
 template <>
 struct TileShare<WeightFormat::kBf16> {
   static constexpr int kExponent = 0;
+  static constexpr int bytes() { return tile_bytes(WeightFormat::kBf16); }
   const uint4* values;  // read when asked for: they are operands as they are
 
   __device__ __forceinline__ void load(const std::byte* tile, int thread) {
     values = reinterpret_cast<const uint4*>(tile) + thread;
   }
-  __device__ __forceinline__ void fragments(int half, int /*exponent*/, uint32_t (&a)[8]) const {
+  __device__ __forceinline__ void prepare(int, int, uint32_t (&)[8], uint32_t (&)[2]) const {}
+  __device__ __forceinline__ void finish(int half, const uint32_t (&)[8], const uint32_t (&)[2], uint32_t (&a)[8]) const {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const uint4 v = values[128 * (2 * half + s)];
       a[4 * s] = v.x, a[4 * s + 1] = v.y, a[4 * s + 2] = v.z, a[4 * s + 3] = v.w;
     }
+  }
+  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
+    uint32_t bits[8], multipliers[2];
+    prepare(half, exponent, bits, multipliers);
+    finish(half, bits, multipliers, a);
   }
 };
 

@@ -43,9 +43,15 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
 
 // Describes b: N rows of 64 columns (128 bytes), row after row, at a multiple of 1024 bytes of shared memory, the
 // 16-byte units of row r in the order of unit ^ (r % 8): what a tensor copy with 128-byte swizzle leaves. For columns
-// 16s .. 16s + 15 add 2s.
+// 16s .. 16s + 15 add 2s, which never carries out of the lower half.
+__device__ __forceinline__ uint32_t wgmma_descriptor_low(uint32_t shared_address) {
+  return (shared_address & 0x3FFFF) >> 4 | 1u << 16;
+}
+__device__ __forceinline__ uint64_t wgmma_descriptor_from(uint32_t low) {
+  return uint64_t{low} | uint64_t{64} << 32 | uint64_t{1} << 62;
+}
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address) {
-  return static_cast<uint64_t>((shared_address & 0x3FFFF) >> 4) | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+  return wgmma_descriptor_from(wgmma_descriptor_low(shared_address));
 }
 
 // The registers of a thread, given to and taken from the other warpgroups of the block. All warps of a warpgroup call

@@ -1,0 +1,259 @@
+// The kernels of linear_gemm.cu: products of matrices of one format, all of a call in one persistent launch.
+#pragma once
+
+#include "backends/cuda/gemm_mainloop.cuh"
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/linear_gemm.cuh"
+
+namespace deepinfer::cuda {
+
+constexpr int kRowGroup = 8;  // blocks of outputs that share a wave, so that their weights and tokens stay in the L2
+
+struct Item {
+  int task;
+  int block_row;
+  int token_block;
+  int part;   // of an item that is one part
+  int block;  // number within the task, parts aside
+};
+
+// Item `index` as block `rank` of a cluster sees it. Its block of rows may lie beyond the matrix.
+template <bool kSpread, int kCluster>
+__device__ __forceinline__ Item find_item(const GemmParams& params, int index, int rank) {
+  Item item;
+  item.task = 0;
+  while (item.task + 1 < params.num_tasks && index >= params.tasks[item.task + 1].first_item) ++item.task;
+  const GemmTask& task = params.tasks[item.task];
+  index -= task.first_item;
+  item.part = kSpread ? index % task.num_parts : 0;
+  const int place = kSpread ? index / task.num_parts : index;
+  const int group = place / (kRowGroup * task.token_blocks);
+  const int within = place - group * kRowGroup * task.token_blocks;
+  const int size = min(kRowGroup, task.cluster_rows - group * kRowGroup);
+  item.token_block = within / size;
+  item.block_row = (group * kRowGroup + within % size) * kCluster + rank;
+  item.block = item.token_block * task.cluster_rows * kCluster + item.block_row;
+  return item;
+}
+
+__device__ __forceinline__ int part_begin(const GemmTask& task, int part) {
+  return part * task.num_k_tiles / task.num_parts;
+}
+
+// All stages of all of this block's items, in order. The weights of the first stages are fetched before the
+// predecessor is complete.
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+__device__ __forceinline__ void produce(const GemmParams& params, const Ring<kCluster>& ring) {
+  constexpr int kTiles = kStageTiles<N>;
+  const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
+  const uint64_t once = evict_first(), always = evict_last(), normal = evict_normal();
+  int early = 0;  // stages whose weights are on their way
+  for (int pass = 0; pass < 2; ++pass) {
+    // Pass 0 only announces and fetches weights of the first use of each stage; pass 1 does the rest.
+    RingPosition at;
+    int stages = 0;
+    for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
+      const Item item = find_item<kSpread, kCluster>(params, index, rank);
+      const GemmTask& task = params.tasks[item.task];
+      const bool once_only = task.token_blocks == 1;
+      StageFill<N, kCluster> fill;
+      fill.bytes_of_tile = tile_bytes(kFormat);
+      const int row = 2 * item.block_row;
+      for (int g = 0; g < 2; ++g) {
+        fill.tiles[g] = row + g < task.row_tiles
+                            ? task.tiles + static_cast<int64_t>(row + g) * task.num_k_tiles * fill.bytes_of_tile
+                            : nullptr;
+      }
+      fill.tokens = &params.tokens[item.task];
+      fill.first_token = item.token_block * N;
+      if (pass == 0) prefetch_map(fill.tokens);
+      const int first = kSpread ? item.part : 0, last = kSpread ? item.part : task.num_parts - 1;
+      for (int part = first; part <= last; ++part) {
+        const int end = part_begin(task, part + 1);
+        for (int k = part_begin(task, part); k < end; k += kTiles) {
+          const int count = min(kTiles, end - k);
+          if (pass == 0 && stages == ring.num_stages) goto filled;
+          if (pass == 1 && stages >= early) barrier_wait(ring.empty + 8 * at.stage, at.use ^ 1);
+          if (pass == 0 || stages >= early) {
+            fill.announce(ring, at.stage, count);
+            fill.copy_weights(ring, at.stage, k, count, once_only ? once : normal);
+          }
+          if (pass == 1) fill.copy_tokens(ring, at.stage, k, count, once_only ? always : normal);
+          ++stages;
+          at.advance(ring.num_stages);
+        }
+      }
+    }
+  filled:
+    if (pass == 0) {
+      early = stages;
+      wait_for_kernel_before();
+    }
+  }
+}
+
+// Leaves this item's sums for whoever comes last; that block returns true with all parts added into d.
+template <int N>
+__device__ __forceinline__ bool combine_parts(float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
+                                              const Item& item, int consumer, unsigned* seen) {
+  constexpr int kVectors = N / 8, kConsumers = kConsumerWarps * 32;
+  float4* block = params.partials + consumer +
+                  (task.first_partial + static_cast<int64_t>(item.block) * task.num_parts) * (kVectors * kConsumers);
+  float4* own = block + item.part * kVectors * kConsumers;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    __stcg(own + v * kConsumers, make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
+  }
+  sync_threads(1, kConsumers);
+  if (consumer == 0) {
+    unsigned* counter = params.counters + task.first_counter + item.block;
+    const unsigned before = count_arrival(counter);
+    if (before + 1 == static_cast<unsigned>(task.num_parts)) *counter = 0;
+    *seen = before;
+  }
+  sync_threads(1, kConsumers);
+  if (*seen + 1 != static_cast<unsigned>(task.num_parts)) return false;
+  // Eight parts of a vector are on their way at once.
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float4 total = make_float4(0, 0, 0, 0);
+    for (int first = 0; first < task.num_parts; first += 8) {
+      float4 x[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (first + i < task.num_parts) x[i] = __ldcg(block + ((first + i) * kVectors + v) * kConsumers);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (first + i >= task.num_parts) continue;
+        total.x = first + i == 0 ? x[i].x : total.x + x[i].x;
+        total.y = first + i == 0 ? x[i].y : total.y + x[i].y;
+        total.z = first + i == 0 ? x[i].z : total.z + x[i].z;
+        total.w = first + i == 0 ? x[i].w : total.w + x[i].w;
+      }
+    }
+    d[4 * v] = total.x, d[4 * v + 1] = total.y, d[4 * v + 2] = total.z, d[4 * v + 3] = total.w;
+  }
+  return true;
+}
+
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+__device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCluster>& ring, float* staging,
+                                        unsigned* seen) {
+  const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
+  const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
+  RingPosition at;
+  for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
+    const Item item = find_item<kSpread, kCluster>(params, index, rank);
+    const GemmTask& task = params.tasks[item.task];
+    const bool has_rows = 2 * item.block_row + group < task.row_tiles;
+    float d[N / 2];
+#pragma unroll
+    for (float& x : d) x = 0;
+    if constexpr (kSpread) {
+      const int num_tiles = part_begin(task, item.part + 1) - part_begin(task, item.part);
+      if (has_rows) {
+        multiply_tiles<kFormat, N>(d, ring, at, num_tiles, group, thread, task.exponent);
+      } else {
+        skip_tiles<N>(ring, at, num_tiles);
+      }
+      if (2 * item.block_row >= task.row_tiles) continue;
+      if (task.num_parts > 1 && !combine_parts<N>(d, params, task, item, consumer, seen)) continue;
+    } else {
+      float part_sum[N / 2];
+#pragma unroll
+      for (float& x : part_sum) x = 0;
+      for (int part = 0; part < task.num_parts; ++part) {
+        const int num_tiles = part_begin(task, part + 1) - part_begin(task, part);
+        if (has_rows) {
+          multiply_tiles<kFormat, N>(part_sum, ring, at, num_tiles, group, thread, task.exponent);
+        } else {
+          skip_tiles<N>(ring, at, num_tiles);
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) d[i] = part == 0 ? part_sum[i] : d[i] + part_sum[i];
+      }
+    }
+    if (has_rows) {
+      write_outputs<N>(task.out, d, item.token_block * N, (2 * item.block_row + group) * kTileRows,
+                       staging + group * kStagingFloats<N>, 2 + group, thread);
+    }
+  }
+}
+
+// Shared memory: the ring's stages, the warpgroups' staging, the barriers, the count that combine_parts saw.
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+__device__ __forceinline__ void run_block(const GemmParams& params) {
+#ifdef DI_SM90A
+  extern __shared__ __align__(1024) std::byte shared[];
+  float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
+  std::byte* barriers = reinterpret_cast<std::byte*>(staging + 2 * kStagingFloats<N>);
+  auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxGemmStages);
+  const Ring<kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
+                            params.num_stages, params.ring_bytes};
+  let_next_kernel_start();
+  if (threadIdx.x == 0) ring.init();
+  if constexpr (kCluster == 1) {
+    __syncthreads();
+  } else {
+    sync_cluster();
+  }
+  if (threadIdx.x >= kConsumerWarps * 32) {
+    if constexpr (!kSmallBlock<N>) give_registers<40>();
+    if (threadIdx.x == kConsumerWarps * 32) produce<kFormat, N, kSpread, kCluster>(params, ring);
+  } else {
+    if constexpr (!kSmallBlock<N>) take_registers<232>();
+    consume<kFormat, N, kSpread, kCluster>(params, ring, staging, seen);
+  }
+  // No block leaves while another may still write to it.
+  if constexpr (kCluster > 1) {
+    __syncwarp();
+    sync_cluster();
+  }
+#else
+  __trap();
+#endif
+}
+
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+__global__ void __launch_bounds__(kGemmThreads<N>, 1)
+    gemm_kernel(const __grid_constant__ GemmParams params) {
+  run_block<kFormat, N, kSpread, kCluster>(params);
+}
+// Bounds for two blocks are taken for blocks of whole warpgroups; these have nine warps, and may use more.
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+__global__ void __maxnreg__(112) gemm_kernel_of_nine_warps(const __grid_constant__ GemmParams params) {
+  run_block<kFormat, N, kSpread, kCluster>(params);
+}
+
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+constexpr void (*select_kernel())(GemmParams) {
+  if constexpr (kSmallBlock<N>) {
+    return gemm_kernel_of_nine_warps<kFormat, N, kSpread, kCluster>;
+  } else {
+    return gemm_kernel<kFormat, N, kSpread, kCluster>;
+  }
+}
+
+template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+constexpr GemmVariant gemm_variant() {
+  return {N,
+          kSpread,
+          kCluster,
+          select_kernel<kFormat, N, kSpread, kCluster>(),
+          stage_bytes<N>(tile_bytes(kFormat)),
+          kGemmThreads<N>,
+          kSmallBlock<N> ? 2 : 1,
+          kSharedLimit<N>,
+          2 * kStagingFloats<N> * 4 + 16 * kMaxGemmStages + 16};
+}
+
+// In the order of GemmShape.
+template <WeightFormat kFormat>
+constexpr GemmVariants kGemmVariants = {
+    gemm_variant<kFormat, 8, true, 1>(),   gemm_variant<kFormat, 16, true, 1>(),  gemm_variant<kFormat, 32, true, 1>(),
+    gemm_variant<kFormat, 64, true, 1>(),  gemm_variant<kFormat, 128, true, 2>(), gemm_variant<kFormat, 128, false, 2>(),
+    gemm_variant<kFormat, 256, true, 2>(),
+};
+
+}  // namespace deepinfer::cuda
