@@ -39,7 +39,8 @@ Caches Caches::make(Card& card, int64_t num_sequences, int64_t context, int64_t 
   std::vector<float> cosine, sine;
   for (const int64_t position : positions) {
     for (int64_t pair = 0; pair < kRopeDim / 2; ++pair) {
-      const double angle = static_cast<double>(position) * std::pow(10000.0, -2.0 * static_cast<double>(pair) / kRopeDim);
+      const double angle =
+          static_cast<double>(position) * std::pow(10000.0, -2.0 * static_cast<double>(pair) / kRopeDim);
       cosine.push_back(static_cast<float>(std::cos(angle)));
       sine.push_back(static_cast<float>(std::sin(angle)));
     }

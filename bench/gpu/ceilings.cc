@@ -59,12 +59,19 @@ void measure_ceilings(Parts& parts) {
     card.fill(memory.data(), memory.bytes(), cuda::RandomKind::kE2m1);
     const Timing read =
         card.time(2, [&](int64_t i) { cuda::read_memory(card.stream(), memory.data() + i % 2 * kBytes, kBytes); });
-    const Timing copy = card.time(
-        1, [&](int64_t) { cuda::copy_memory(card.stream(), memory.data() + kBytes, memory.data(), kBytes); });
-    const Timing runtime_copy =
-        card.time(1, [&](int64_t) { card.stream().copy(memory.data() + kBytes, memory.data(), kBytes); });
+    const Timing copy =
+        card.time(1, [&](int64_t) { cuda::copy_memory(card.stream(), memory.data() + kBytes, memory.data(), kBytes); });
+    // The runtime's own copy may take another way if it is not recorded.
+    double runtime_us = copy.us;
+    for (int i = 0; i < 20; ++i) {
+      cuda::StopWatch watch;
+      watch.start(card.stream());
+      card.stream().copy(memory.data() + kBytes, memory.data(), kBytes);
+      watch.stop(card.stream());
+      runtime_us = std::min(runtime_us, watch.microseconds());
+    }
     c.read_gbps = static_cast<double>(kBytes) / read.us * 1e-3;
-    c.copy_gbps = 2.0 * static_cast<double>(kBytes) / std::min(copy.us, runtime_copy.us) * 1e-3;
+    c.copy_gbps = 2.0 * static_cast<double>(kBytes) / std::min(copy.us, runtime_us) * 1e-3;
   }
   c.bf16_tflops = 790;  // measured elsewhere on this kind of card; replaced where the library is installed
   if (parts.vendor != nullptr) {
@@ -72,7 +79,9 @@ void measure_ceilings(Parts& parts) {
     const Activation a = card.random_activation(kSize, kSize), b = card.random_activation(kSize, kSize);
     const Activation out = card.poisoned_activation(kSize, kSize);
     const Timing gemm = card.time(4, [&](int64_t) {
-      parts.vendor->run(card.stream(), {.out = out.all().data, .a = a.all().data, .b = b.all().data, .m = kSize, .n = kSize, .k = kSize});
+      parts.vendor->run(
+          card.stream(),
+          {.out = out.all().data, .a = a.all().data, .b = b.all().data, .m = kSize, .n = kSize, .k = kSize});
     });
     c.bf16_tflops = 2.0 * kSize * kSize * kSize / gemm.us * 1e-6;
   }

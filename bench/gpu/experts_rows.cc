@@ -44,10 +44,12 @@ class ExpertsReference {
     Activation in = card_.random_activation(rows, kHidden), out = card_.poisoned_activation(rows, kHidden);
     ops::fake_quant(card_.stream(), {ops::FakeQuant::kE4m3Group32, in.all(), in.all()});
     const RoutingDraws draws(card_, 1, rows, kTopK, 4, Skew::kUniform, std::random_device{}());
-    ops::experts(card_.stream(), {out.all(), in.all(), draws.experts(0), draws.weights(0), &bank, kSwigluLimit, true, true});
+    ops::experts(card_.stream(),
+                 {out.all(), in.all(), draws.experts(0), draws.weights(0), &bank, kSwigluLimit, true, true});
     std::mt19937_64 random(std::random_device{}());
     Check check(1e-2);
-    const auto token = static_cast<int64_t>(random() % rows), first = static_cast<int64_t>(random() % (kHidden / 32)) * 32;
+    const auto token = static_cast<int64_t>(random() % rows),
+               first = static_cast<int64_t>(random() % (kHidden / 32)) * 32;
     const std::vector<float> u = row_of(card_, in.all(), token), got = row_of(card_, out.all(), token);
     const std::vector<int32_t> experts = card_.download(draws.experts(0).row(token), 4);
     const std::vector<float> weights = card_.download(draws.weights(0).row(token), 4);
@@ -123,18 +125,19 @@ void bench_experts(Parts& parts) {
   std::string check;
   {
     ExpertsReference reference(parts);
-    for (const int64_t rows : {5, 300}) {
+    for (const int64_t rows : parts.sizes({5, 300})) {
       const std::string one = reference.check(rows);
       if (check.rfind("WRONG", 0) != 0) check = one;
     }
-    measure_experts(parts, "6 experts x 256 rows", {&reference.bank}, kTopK, 256, Skew::kUniform, check);
+    for (const int64_t rows : parts.sizes({256}))
+      measure_experts(parts, "6 experts x 256 rows", {&reference.bank}, kTopK, rows, Skew::kUniform, check);
   }
   std::vector<const ops::ExpertBank*> banks;
   for (int64_t layer = 0; layer < std::min<int64_t>(4, parts.weights.num_layers()); ++layer) {
     banks.push_back(&parts.weights.layer(layer).bank);
   }
   for (const Skew skew : {Skew::kUniform, Skew::kZipf}) {
-    for (const int64_t rows : {1, 8, 64, 256, 4096, 16384}) {
+    for (const int64_t rows : parts.sizes({1, 8, 64, 256, 4096, 16384})) {
       if (parts.is_quick && rows > 4096) continue;
       measure_experts(parts, skew == Skew::kUniform ? "384 experts, uniform" : "384 experts, Zipf 0.8", banks, kExperts,
                       rows, skew, check);

@@ -114,7 +114,8 @@ void attention_and_indexer(GoalList& g) {
   g.at_least("10", "indexer, 128k, 64 rows, efficiency",
              worst({g.efficiency("indexer", "full2, 128k", 64), g.efficiency("indexer", "full1, 128k", 64)}, true),
              {0.40, 0.60, 0.75});
-  g.at_least("10", "indexer, prefill 64k, TFLOP/s", g.tflops("indexer", "prefill 64k, ratio 2", 65536), {250, 400, 520});
+  g.at_least("10", "indexer, prefill 64k, TFLOP/s", g.tflops("indexer", "prefill 64k, ratio 2", 65536),
+             {250, 400, 520});
 }
 
 void small_ops(GoalList& g) {
@@ -122,7 +123,8 @@ void small_ops(GoalList& g) {
   g.at_most("12", "mHC boundary, 1 to 64 rows, us", worst({mhc(1), mhc(8), mhc(64)}, false), {8, 5, 3});
   g.at_least("12", "mHC boundary, 4096 rows, efficiency", g.efficiency("mhc", "boundary", 4096), {0.50, 0.70, 0.85});
   g.at_most("13", "Engram, 64 rows, times the floor", g.times_floor("engram", "Engram", 64), {2.0, 1.5, 1.25});
-  g.at_most("14", "head and sample, 1 row, times the floor", g.times_floor("head", "head, sample", 1), {1.6, 1.3, 1.15});
+  g.at_most("14", "head and sample, 1 row, times the floor", g.times_floor("head", "head, sample", 1),
+            {1.6, 1.3, 1.15});
   g.at_most("14", "head and sample, 256 rows, times the floor", g.times_floor("head", "head, sample", 256),
             {2.0, 1.6, 1.3});
   g.at_most("14", "sampling, top-k 50, top-p, 256 rows, us", g.us("head", "sample, top-k 50, top-p", 256),

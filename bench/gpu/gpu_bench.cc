@@ -72,10 +72,11 @@ int run_gpu_bench(const GpuBenchOptions& options) {
   if (!vendor.ok()) results.no_vendor_gemm = vendor.status().message();
   SliceWeights weights(card);
   if (options.is_quick) weights.limit_layers(4);
-  Parts parts{card, weights, vendor.ok() ? vendor.value().get() : nullptr, options.is_quick};
+  Parts parts{card, weights, vendor.ok() ? vendor.value().get() : nullptr, options.is_quick, options.most_rows};
   results.ceilings.clock_before_ghz = cuda::clock_ghz(card.stream());
   measure_ceilings(parts);
   print_ceilings(results);
+  std::fflush(stdout);  // what follows may end the program
 
   const auto begin = std::chrono::steady_clock::now();
   for (const Section& section : kSections) {

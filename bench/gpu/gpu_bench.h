@@ -10,6 +10,7 @@ namespace deepinfer::bench {
 struct GpuBenchOptions {
   std::vector<std::string> only;  // sections; empty: all
   bool is_quick = false;          // fewer replays and sizes, and four layers of weights in place of eight
+  int64_t most_rows = 0;          // leave out sizes with more rows together; 0: none
   std::string peers_path;         // what peers.py wrote, or empty
   std::string json_path;          // empty: no file
   std::string commit;             // named in the results

@@ -75,7 +75,10 @@ int64_t layers_of(LayerKind kind) {
 }
 
 LayerSlice::LayerSlice(Card& card, SliceWeights& weights, const Caches& caches, int64_t num_tokens, Skew skew)
-    : card_(card), weights_(weights), caches_(caches), n_(num_tokens),
+    : card_(card),
+      weights_(weights),
+      caches_(caches),
+      n_(num_tokens),
       draws_(card, kDraws, num_tokens, kExperts, kTopK, skew, 11) {
   const auto activation = [&](int64_t cols) { return card.random_activation(n_, cols); };
   streams_ = activation(kStreams * kHidden);
@@ -100,7 +103,8 @@ LayerSlice::LayerSlice(Card& card, SliceWeights& weights, const Caches& caches, 
   std::mt19937_64 random(5);
   const std::vector<int64_t> positions = card.download(caches.positions.data(), n_);
   std::vector<int64_t> visible, blocks;
-  for (const int64_t p : positions) visible.push_back((p + 1) / 2), blocks.push_back((p + kCandidateBlock) / kCandidateBlock);
+  for (const int64_t p : positions)
+    visible.push_back((p + 1) / 2), blocks.push_back((p + kCandidateBlock) / kCandidateBlock);
   std::vector<int32_t> lengths;
   reused_ = card.upload(random_ascending(n_, kIndexTopK, visible, lengths, random));
   num_reused_ = card.upload(lengths);
@@ -118,11 +122,11 @@ LayerSlice::LayerSlice(Card& card, SliceWeights& weights, const Caches& caches, 
   sampling_ = card.upload(rows);
 }
 
-void LayerSlice::boundary(const MhcPart& part, bool is_first) {
+void LayerSlice::boundary(const MhcPart& part) {
   ops::mhc_boundary(card_.stream(), {.weights = part.view(),
                                      .coefficients = {pre_.matrix(n_), post_.matrix(n_), mix_.matrix(n_)},
                                      .streams = streams_.all(),
-                                     .y = is_first ? ConstTensorView() : ConstTensorView(y_.all()),
+                                     .y = y_.all(),
                                      .out = u_.all(),
                                      .quantised = u_quantised_.all(),
                                      .norm_weight = weights_.ones(),
@@ -136,7 +140,8 @@ void LayerSlice::write_compressed(int64_t ratio, const CompressorPart& part) {
   if (ratio == 1) {
     ops::rms_norm(stream, {latent, compressor_latent_.all(), weights_.ones(), kNormEps, true});
   } else {
-    ops::write_rows(stream, {.in = compressor_rows_.matrix(n_), .tables = caches_.open_group.tables(), .positions = positions});
+    ops::write_rows(stream,
+                    {.in = compressor_rows_.matrix(n_), .tables = caches_.open_group.tables(), .positions = positions});
     ops::compress(stream, {latent, caches_.open_group.tables(), positions, ratio, true});
     ops::rms_norm(stream, {latent, latent, weights_.ones(), kNormEps, true});
   }
@@ -266,9 +271,9 @@ void LayerSlice::experts(const LayerPart& layer, int64_t number) {
 
 void LayerSlice::run(LayerKind kind, int64_t number) {
   const LayerPart& layer = weights_.layer(number % weights_.num_layers());
-  boundary(layer.attention_mhc, false);
+  boundary(layer.attention_mhc);
   attention(kind, layer);
-  boundary(layer.ffn_mhc, false);
+  boundary(layer.ffn_mhc);
   experts(layer, number);
 }
 
@@ -284,54 +289,12 @@ void LayerSlice::run_engram(int64_t number) {
   ops::engram_apply(stream, {streams_.all(), key_value_.all(), engram.query_key.data(), kStreams, kNormEps, true});
 }
 
-void LayerSlice::run_head(int64_t number) {
+void LayerSlice::run_head() {
   Stream& stream = card_.stream();
   ops::mhc_collapse(stream, {hidden_.all(), streams_.all(), pre_.matrix(n_), weights_.ones(), kNormEps, true});
   const ops::LinearTask head = task_f32(logits_.matrix(n_), hidden_.all(), weights_.head());
   ops::linear(stream, {&head, 1});
   ops::sample(stream, {tokens_.data(), logits_.matrix(n_), sampling_.data(), {}});
-  (void)number;
-}
-
-double LayerSlice::layer_floor_us(LayerKind kind, const Ceilings& c) const {
-  const auto part = [&](double bytes, double flops) { return KernelRow{.bytes = bytes, .flops = flops}.floor_us(c); };
-  const auto n = static_cast<double>(n_);
-  const bool is_source = kind == LayerKind::kFull2 || kind == LayerKind::kFull1;
-  const double ratio = kind == LayerKind::kFull2 ? 2 : 1;
-  // Projections, shared expert, gate, mHC mixing; then what sources and index layers project besides.
-  double dense_bytes = 170.0e6, dense_flops = 324e6 * n;
-  const double compressor = is_source ? ratio * kHeadDim * kHidden + kIndexDim * kHeadDim : 0;
-  const double indexer = has_indexer(kind) ? kIndexHeads * kIndexDim * kQueryRank : 0;
-  dense_bytes += 2 * compressor + indexer, dense_flops += 2 * n * (compressor + indexer);
-  const double rows = kind == LayerKind::kSwa ? kWindow : kWindow + kIndexTopK;
-  const double row_bytes = kWindow * kWindowRowBytes + (rows - kWindow) * kLatentRowBytes;
-  double us = part(dense_bytes, dense_flops);
-  us += part(draws_.mean_distinct() * kExpertBytes, 6.0 * kTopK * kHidden * kInner * n);
-  us += part(row_bytes * n, 4.0 * kHeads * kHeadDim * rows * n);
-  us += part(205e3 * n, 0);
-  if (has_indexer(kind)) {
-    // Keys that a token scores: all it sees, or the candidates; in prefill half of the chunk's on average.
-    const bool is_prefill = n_ == caches_.context;
-    double keys = static_cast<double>(caches_.context) / ratio / (is_prefill ? 2 : 1);
-    if (kind == LayerKind::kReidx) keys = std::min(keys, double{kCandidateBlocks * kCandidateBlock});
-    const double bytes = is_prefill ? caches_.context / ratio * kIndexRowBytes : keys * kIndexRowBytes * n;
-    us += part(bytes, 2.0 * kIndexHeads * kIndexDim * keys * n);
-  }
-  return us;
-}
-
-double LayerSlice::engram_floor_us(const Ceilings& c) const {
-  const auto n = static_cast<double>(n_);
-  const double weights = (kStreams + 1.0) * kHidden * kEngramColumns * kEngramDim;
-  const double row_bytes = kEngramColumns * (kEngramDim + kEngramDim / 32) + 4.0 * kStreams * kHidden;
-  return KernelRow{.bytes = weights * (1 + 1.0 / 1024) + row_bytes * n, .flops = 2 * weights * n}.floor_us(c);
-}
-
-double LayerSlice::head_floor_us(const Ceilings& c) const {
-  const auto n = static_cast<double>(n_);
-  const double weights = static_cast<double>(kVocabulary) * kHidden;
-  return KernelRow{.bytes = 2 * weights, .flops = 2 * weights * n}.floor_us(c) +
-         KernelRow{.bytes = 4.0 * kVocabulary * n}.floor_us(c);
 }
 
 }  // namespace deepinfer::bench

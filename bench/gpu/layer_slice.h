@@ -14,7 +14,7 @@
 namespace deepinfer::bench {
 
 enum class LayerKind { kSwa, kFull2, kReuse2, kFull1, kReuse1, kReidx };
-inline constexpr LayerKind kLayerKinds[] = {LayerKind::kSwa,   LayerKind::kFull2,  LayerKind::kReuse2,
+inline constexpr LayerKind kLayerKinds[] = {LayerKind::kSwa,   LayerKind::kFull2, LayerKind::kReuse2,
                                             LayerKind::kFull1, LayerKind::kReidx, LayerKind::kReuse1};
 const char* name_of(LayerKind kind);
 int64_t layers_of(LayerKind kind);  // of the released model's 40
@@ -32,7 +32,7 @@ class LayerSlice {
   // The Engram that stands before some layers: looks rows up, and adds to the streams.
   void run_engram(int64_t number);
   // The last norm, the head and a sampled token of every row. Decode only.
-  void run_head(int64_t number);
+  void run_head();
 
   // Floors of one layer, of Engram and of the head, part by part (bytes over bandwidth or operations over rate).
   double layer_floor_us(LayerKind kind, const Ceilings& ceilings) const;
@@ -40,7 +40,7 @@ class LayerSlice {
   double head_floor_us(const Ceilings& ceilings) const;
 
  private:
-  void boundary(const MhcPart& part, bool is_first);
+  void boundary(const MhcPart& part);
   void attention(LayerKind kind, const LayerPart& layer);
   void write_compressed(int64_t ratio, const CompressorPart& part);
   void select(LayerKind kind);

@@ -12,7 +12,7 @@ namespace deepinfer::bench {
 namespace {
 
 constexpr int64_t kContexts[] = {8192, 131072};
-constexpr int64_t kDecodeRows[] = {1, 8, 64, 256};
+const std::vector<int64_t> kDecodeRows = {1, 8, 64, 256};
 constexpr int64_t kVerifiedRows = 6;  // a token and five drafts; here of as many sequences, which costs the same
 
 std::string context_name(int64_t context) { return context >= 131072 ? "128k" : "8k"; }
@@ -61,10 +61,10 @@ void decode_layers(Parts& parts, int64_t context, int64_t rows) {
   card.measure(row_with_floor("engram", "Engram", rows, slice.engram_floor_us(c), c), 4,
                [&](int64_t i) { slice.run_engram(i); });
   card.measure(row_with_floor("head", "head, sample", rows, slice.head_floor_us(c), c), 4,
-               [&](int64_t i) { slice.run_head(i); });
+               [&](int64_t) { slice.run_head(); });
   LayerSlice skewed(card, parts.weights, caches, rows, Skew::kZipf);
-  card.measure(row_with_floor("layers", "reuse2, Zipf 0.8", rows, skewed.layer_floor_us(LayerKind::kReuse2, c), c), turns,
-               [&](int64_t i) { skewed.run(LayerKind::kReuse2, i); });
+  card.measure(row_with_floor("layers", "reuse2, Zipf 0.8", rows, skewed.layer_floor_us(LayerKind::kReuse2, c), c),
+               turns, [&](int64_t i) { skewed.run(LayerKind::kReuse2, i); });
 }
 
 void prefill_layers(Parts& parts, int64_t tokens) {
@@ -133,11 +133,12 @@ void bench_layers(Parts& parts) {
     return;
   }
   for (const int64_t context : kContexts) {
-    for (const int64_t rows : kDecodeRows) decode_layers(parts, context, rows);
+    for (const int64_t rows : parts.sizes(kDecodeRows)) decode_layers(parts, context, rows);
   }
   if (!parts.is_quick) decode_layers(parts, kContexts[0], kVerifiedRows);
-  prefill_layers(parts, 4096);
-  if (!parts.is_quick) prefill_layers(parts, 16384);
+  for (const int64_t tokens : parts.sizes({4096, 16384})) {
+    if (!parts.is_quick || tokens == 4096) prefill_layers(parts, tokens);
+  }
   compose(parts.card.results());
 }
 

@@ -65,7 +65,10 @@ std::vector<Packed> pack_sets(Parts& parts, const Call& call) {
 class LinearBench {
  public:
   LinearBench(Parts& parts, const Call& call, int64_t rows)
-      : parts_(parts), call_(call), n_(rows), in_(parts.card.random_activation(rows, call.input_cols())),
+      : parts_(parts),
+        call_(call),
+        n_(rows),
+        in_(parts.card.random_activation(rows, call.input_cols())),
         out_(parts.card.values<float>(rows * call.num_outputs())) {}
 
   void run(const Packed& set) {
@@ -131,8 +134,8 @@ class LinearBench {
   KernelRow row() const {
     KernelRow row{.section = "linear", .name = call_.name, .rows = n_};
     const auto n = static_cast<double>(n_);
-    row.bytes = call_.weight_bytes() + n * static_cast<double>(2 * call_.input_cols() +
-                                                              (call_.is_f32 ? 4 : 2) * call_.num_outputs());
+    row.bytes = call_.weight_bytes() +
+                n * static_cast<double>(2 * call_.input_cols() + (call_.is_f32 ? 4 : 2) * call_.num_outputs());
     row.flops = 2.0 * n * static_cast<double>(call_.num_outputs()) * static_cast<double>(call_.cols);
     return row;
   }
@@ -159,7 +162,7 @@ void bench_linear(Parts& parts) {
   for (const Call& call : calls()) {
     std::vector<Packed> sets;
     if (absent.empty()) sets = pack_sets(parts, call);
-    for (const int64_t rows : {1, 8, 64, 256, 4096}) {
+    for (const int64_t rows : parts.sizes({1, 8, 64, 256, 4096})) {
       LinearBench bench(parts, call, rows);
       KernelRow row = bench.row();
       row.check = absent;

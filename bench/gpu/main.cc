@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember(deepinfer::bench::gpu_bench_sections()));
   app.add_flag("--quick", options.is_quick, "Fewer replays and sizes");
+  app.add_option("--most-rows", options.most_rows, "Leave out sizes with more rows together; 0: none");
   app.add_option("--peers", options.peers_path, "Times that bench/gpu/peers.py wrote");
   app.add_option("--json", options.json_path, "Also write the results to this file");
   app.add_option("--commit", options.commit, "Named in the results");

@@ -71,8 +71,11 @@ ops::MhcWeights MhcPart::view() const {
 }
 
 SliceWeights::SliceWeights(Card& card)
-    : card_(card), random_(card), ones_(card.constant(kStreams * kHidden, 1.0f)),
-      zeros_(card.constant(kStreams * kHidden, 0.0f)), layers_(8) {}
+    : card_(card),
+      random_(card),
+      ones_(card.constant(kStreams * kHidden, 1.0f)),
+      zeros_(card.constant(kStreams * kHidden, 0.0f)),
+      layers_(8) {}
 
 MhcPart SliceWeights::mhc() {
   const int64_t outputs = kStreams * (kStreams + 2);

@@ -53,6 +53,24 @@ std::vector<float> row_of(Card& card, ConstTensorView view, int64_t row) {
   return out;
 }
 
+// A cached row as numbers.
+std::vector<float> cached_row(Card& card, const ops::RowTables& tables, int64_t token, int64_t row) {
+  const std::byte* const* blocks = card.download(tables.blocks + token, 1).front();
+  const std::byte* block = card.download(blocks + (row >> tables.block_shift), 1).front();
+  const int64_t bytes = ops::row_bytes(tables.type, tables.width);
+  const int64_t at = tables.offset + (row & ((int64_t{1} << tables.block_shift) - 1)) * bytes;
+  const std::vector<uint8_t> raw = card.download(reinterpret_cast<const uint8_t*>(block + at), bytes);
+  const bool is_e4m3 = tables.type == ops::RowType::kE4m3Group32;
+  const int64_t codes = is_e4m3 ? tables.width : tables.width / 2, group = ops::row_group(tables.type);
+  std::vector<float> out(tables.width);
+  for (int64_t i = 0; i < tables.width; ++i) {
+    const uint8_t scale = raw[codes + i / group];
+    const float value = is_e4m3 ? e4m3_to_float(raw[i]) : e2m1_to_float(i % 2 == 0 ? raw[i / 2] & 15 : raw[i / 2] >> 4);
+    out[i] = value * (tables.type == ops::RowType::kE2m1Group16 ? e4m3_to_float(scale) : e8m0_to_float(scale));
+  }
+  return out;
+}
+
 double dot(const float* a, const float* b, int64_t count) {
   double lanes[8] = {};
   for (int64_t i = 0; i < count; i += 8) {

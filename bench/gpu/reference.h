@@ -7,6 +7,7 @@
 
 #include "gpu/card.h"
 #include "ops/linear.h"
+#include "ops/row_table.h"
 
 namespace deepinfer::bench {
 
@@ -15,6 +16,9 @@ std::vector<float> decoded_rows(Card& card, const ops::WeightSource& source, int
 
 // A row of an activation as numbers.
 std::vector<float> row_of(Card& card, ConstTensorView view, int64_t row);
+
+// A row of a cache that a token sees, as numbers.
+std::vector<float> cached_row(Card& card, const ops::RowTables& tables, int64_t token, int64_t row);
 
 double dot(const float* a, const float* b, int64_t count);
 

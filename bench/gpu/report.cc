@@ -118,7 +118,8 @@ Status write_json(const Results& r, const std::string& path) {
 
 Status merge_peers(Results& results, const std::string& path) {
   std::ifstream file(path);
-  if (!file) return Status(ErrorCode::kNotFound, fmt::format("{}: cannot be read; make it with bench/gpu/peers.py", path));
+  if (!file)
+    return Status(ErrorCode::kNotFound, fmt::format("{}: cannot be read; make it with bench/gpu/peers.py", path));
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
   if (json.is_discarded() || !json.contains("rows")) {
     return invalid_input("{}: not what bench/gpu/peers.py writes", path);

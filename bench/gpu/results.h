@@ -12,8 +12,8 @@ namespace deepinfer::bench {
 // Of one call: the median over replays in two rounds, and how far the rounds are apart.
 struct Timing {
   double us = 0;
-  double spread = 0;        // |first - second| / us
-  double kernels = 0;       // launched by one call
+  double spread = 0;   // |first - second| / us
+  double kernels = 0;  // launched by one call
 };
 
 struct Ceilings {
@@ -35,9 +35,9 @@ struct KernelRow {
   double bytes = 0;  // that must be read and written
   double flops = 0;  // that must be done
   Timing timing;
-  std::string peer;    // what peer_us is, empty: none
+  std::string peer;  // what peer_us is, empty: none
   double peer_us = 0;
-  std::string check;   // "ok ...", "WRONG ...", "missing ...", or empty: not checked here
+  std::string check;  // "ok ...", "WRONG ...", "missing ...", or empty: not checked here
 
   double floor_us(const Ceilings& c) const;
   double efficiency(const Ceilings& c) const { return timing.us > 0 ? floor_us(c) / timing.us : 0; }
@@ -47,8 +47,8 @@ struct KernelRow {
 };
 
 struct ComposedRow {
-  std::string name;   // "decode" or "prefill"
-  int64_t rows = 0;   // sequences, or tokens of a chunk
+  std::string name;  // "decode" or "prefill"
+  int64_t rows = 0;  // sequences, or tokens of a chunk
   int64_t context = 0;
   double ms = 0;
   double floor_ms = 0;

@@ -16,6 +16,13 @@ struct Parts {
   SliceWeights& weights;
   cuda::VendorGemm* vendor = nullptr;  // null: not installed
   bool is_quick = false;               // fewer sizes
+  int64_t most_rows = 0;               // no more rows together than this; 0: all sizes
+
+  // Those of `rows` that are asked for.
+  std::vector<int64_t> sizes(std::vector<int64_t> rows) const {
+    if (most_rows > 0) std::erase_if(rows, [&](int64_t n) { return n > most_rows; });
+    return rows;
+  }
 };
 
 void measure_ceilings(Parts& parts);

@@ -106,12 +106,14 @@ void bench_sampling(Parts& parts) {
       if (way.row.mask_row == 0) rows[i].mask_row = i % 2 == 0 ? static_cast<int32_t>(i) : -1;
     }
     const DeviceValues<ops::SampleRow> on_card = card.upload(rows);
-    for (const int64_t n : {1, 64, 256}) {
+    for (const int64_t n : parts.sizes({1, 64, 256})) {
       KernelRow row{.section = "head", .name = way.name, .rows = n, .check = absent};
       row.bytes = 4.0 * kVocabulary * static_cast<double>(n);
       card.measure(row, std::min<int64_t>(kPool / n, 64), [&](int64_t i) {
-        ops::sample(card.stream(), {tokens.data(), {logits.data() + i * n * kVocabulary, n, kVocabulary, kVocabulary},
-                                    on_card.data(), masks.matrix(256)});
+        ops::sample(card.stream(), {tokens.data(),
+                                    {logits.data() + i * n * kVocabulary, n, kVocabulary, kVocabulary},
+                                    on_card.data(),
+                                    masks.matrix(256)});
       });
     }
   }
@@ -133,7 +135,7 @@ void bench_mhc(Parts& parts) {
     sources.push_back(parts.weights.random().next(ops::WeightFormat::kF32, 24, kStreams * kHidden));
     sets.push_back({ops::pack_weight(card.stream(), sources.back()), card.constant(3, 0.05f), card.constant(24, 0.0f)});
   }
-  for (const int64_t n : {1, 8, 64, 256, 4096}) {
+  for (const int64_t n : parts.sizes({1, 8, 64, 256, 4096})) {
     BoundaryCase c(card, n);
     KernelRow row{.section = "mhc", .name = "boundary", .rows = n};
     row.bytes = 102.4e3 * static_cast<double>(n) + kMhcBytes;

@@ -174,7 +174,7 @@ void launch_empty(Stream& stream, int num_blocks) {
 void read_memory(Stream& stream, const std::byte* from, int64_t bytes) {
   auto* sink = static_cast<uint32_t*>(cuda_stream(stream).scratch(256));
   read_kernel<<<cuda_stream(stream).num_sms() * 4, 512, 0, handle_of(stream)>>>(reinterpret_cast<const uint4*>(from),
-                                                                               bytes / 16, sink);
+                                                                                bytes / 16, sink);
   DI_CUDA_CHECK_LAUNCH();
 }
 
@@ -200,7 +200,7 @@ void poison(Stream& stream, void* to, int64_t bytes) {
 
 void fill_random(Stream& stream, void* to, int64_t bytes, RandomKind kind, uint64_t seed) {
   random_kernel<<<cuda_stream(stream).num_sms() * 8, 256, 0, handle_of(stream)>>>(static_cast<uint32_t*>(to), bytes / 4,
-                                                                                 kind, seed);
+                                                                                  kind, seed);
   DI_CUDA_CHECK_LAUNCH();
 }
 

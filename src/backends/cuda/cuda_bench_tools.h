@@ -48,12 +48,12 @@ void poison(Stream& stream, void* to, int64_t bytes);
 
 // Random numbers as a checkpoint would hold them; a function of (seed, place) alone. `to` at a multiple of 16.
 enum class RandomKind {
-  kE2m1,   // pairs of codes, uniform
-  kE4m3,   // codes without NaN, uniform
-  kE8m0,   // codes 118 to 121
-  kBf16,   // normal, deviation 0.02
-  kBf16Unit,  // normal, deviation 1
-  kF32,    // normal, deviation 0.02
+  kE2m1,       // pairs of codes, uniform
+  kE4m3,       // codes without NaN, uniform
+  kE8m0,       // codes 118 to 121
+  kBf16,       // normal, deviation 0.02
+  kBf16Unit,   // normal, deviation 1
+  kF32,        // normal, deviation 0.02
   kWindowRow,  // rows of 512 E4M3 codes and 16 scales about 2^-8
   kLatentRow,  // rows of 256 bytes of E2M1 pairs and 32 E4M3 scales of 0.25 to 1
   kIndexRow,   // rows of 64 bytes of E2M1 pairs and 4 scales about 2^-2
