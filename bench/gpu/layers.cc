@@ -132,6 +132,7 @@ void bench_layers(Parts& parts) {
     parts.card.measure({.section = "layers", .name = "all kinds", .check = absent}, 0, {});
     return;
   }
+  parts.weights.make_all();
   for (const int64_t context : kContexts) {
     for (const int64_t rows : parts.sizes(kDecodeRows)) decode_layers(parts, context, rows);
   }

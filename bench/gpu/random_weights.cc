@@ -145,4 +145,13 @@ const ops::PackedWeight& SliceWeights::head() {
   return *head_;
 }
 
+void SliceWeights::make_all() {
+  for (int64_t i = 0; i < num_layers(); ++i) layer(i);
+  for (const int64_t ratio : {1, 2}) compressor(ratio);
+  indexer();
+  engram();
+  head();
+  card_.wait();
+}
+
 }  // namespace deepinfer::bench

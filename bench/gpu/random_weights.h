@@ -62,7 +62,7 @@ struct EngramPart {
   DeviceValues<std::byte> codes, scales;
 };
 
-// Parts are made when they are first asked for.
+// Parts are made when they are first asked for, which must not be while work is recorded.
 class SliceWeights {
  public:
   explicit SliceWeights(Card& card);
@@ -78,6 +78,7 @@ class SliceWeights {
   // For any norm or sink up to the hidden width, and zeros as wide.
   const float* ones() const { return ones_.data(); }
   const float* zeros() const { return zeros_.data(); }
+  void make_all();
   void limit_layers(int64_t count) { layers_.resize(count); }
 
  private:
