@@ -22,11 +22,11 @@ struct OutputFormat {
   int64_t stride;   // in elements
   int num_tokens;
   int num_outputs;
-  float scale;       // a power of two
-  bool is_bf16;      // the element type
-  bool round;        // to BF16
-  bool quantise;     // E4M3 in groups of 32
-  bool vectors;      // rows may be written 16 bytes at a time
+  float scale;    // a power of two
+  bool is_bf16;   // the element type
+  bool round;     // to BF16
+  bool quantise;  // E4M3 in groups of 32
+  bool vectors;   // rows may be written 16 bytes at a time
 };
 
 inline OutputFormat output_format(const ops::LinearTask& task, float scale) {
@@ -45,10 +45,12 @@ inline OutputFormat output_format(const ops::LinearTask& task, float scale) {
 }
 
 template <int N>
-inline constexpr int kStagedTokens = N < 16 ? N : N <= 64 ? 16 : 32;
+inline constexpr int kStagedTokens = N < 16    ? N
+                                     : N <= 64 ? 16
+                                               : 32;
 inline constexpr int kStagedStride = 68;  // floats: 64 outputs, and no two threads of a store in one bank
 template <int N>
-inline constexpr int kStagingFloats = kStagedTokens<N> * kStagedStride;  // of one warpgroup
+inline constexpr int kStagingFloats = kStagedTokens<N>* kStagedStride;  // of one warpgroup
 
 // Four values of a group of 32 that eight neighbouring lanes hold: ops::FakeQuant::kE4m3Group32, bit for bit.
 __device__ __forceinline__ void fake_quant_e4m3(float (&x)[4]) {
@@ -94,7 +96,7 @@ __device__ __forceinline__ void store_outputs(const OutputFormat& out, int token
 // write_outputs for sums that stay fp32.
 template <int N>
 __device__ __forceinline__ void write_sums(const OutputFormat& out, const float (&d)[N / 2], int first_token,
-                                              int first_output, float* staging, int barrier, int thread) {
+                                           int first_output, float* staging, int barrier, int thread) {
   constexpr int kTokens = kStagedTokens<N>;
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
 #pragma unroll
@@ -120,8 +122,8 @@ __device__ __forceinline__ void write_sums(const OutputFormat& out, const float 
   }
 }
 
-// Stores four 8x8 matrices of BF16 pairs, held like accumulators, as columns: lane 8i + r gives the address of column r of
-// matrix i.
+// Stores four 8x8 matrices of BF16 pairs, held like accumulators, as columns: lane 8i + r gives the address of column r
+// of matrix i.
 __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&pairs)[4]) {
 #ifdef DI_SM90A
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -159,8 +161,8 @@ __device__ __forceinline__ void store_rounded(const OutputFormat& out, int token
   if (output + 4 < out.num_outputs) store_outputs(out, token, output + 4, high);
 }
 
-// write_outputs for sums that are rounded: staged as BF16, a token's 64 outputs in 128 bytes whose 16-byte units stand in
-// the order of unit ^ (token % 8).
+// write_outputs for sums that are rounded: staged as BF16, a token's 64 outputs in 128 bytes whose 16-byte units stand
+// in the order of unit ^ (token % 8).
 template <int N>
 __device__ __forceinline__ void write_rounded(const OutputFormat& out, const float (&d)[N / 2], int first_token,
                                               int first_output, float* staging, int barrier, int thread) {

@@ -1,9 +1,9 @@
 // The main loop of every product of packed weights with BF16 activations: 128 rows of weights (two consumer warpgroups
 // of 64) times N tokens, columns in ascending order.
 //
-// A block is two consumer warpgroups and at least a warp, one thread of which is the producer. A stage of the ring in shared memory holds kStageTiles<N> column
-// tiles: first the tokens' slabs ([N] rows of 64 columns, 128-byte swizzle), then the weights' tiles of the first and
-// of the second 64 rows. The consumers convert weights into registers and
+// A block is two consumer warpgroups and at least a warp, one thread of which is the producer. A stage of the ring in
+// shared memory holds kStageTiles<N> column tiles: first the tokens' slabs ([N] rows of 64 columns, 128-byte swizzle),
+// then the weights' tiles of the first and of the second 64 rows. The consumers convert weights into registers and
 // multiply. Every sum starts from zero and takes 16 columns an instruction in ascending order, for every N, so a
 // token's results do not depend on how many tokens there are or where it stands among them.
 //
@@ -26,7 +26,7 @@ inline constexpr int kBlockRows = 2 * kTileRows;
 // With few tokens two blocks fit a multiprocessor, so that the next kernel's can fetch weights while this one's end.
 // With many the consumers need the registers of a whole one, which are handed over between warpgroups.
 template <int N>
-inline constexpr bool kSmallBlock = N <= 64;
+inline constexpr bool kSmallBlock = N <= 32;
 template <int N>
 inline constexpr int kGemmThreads = kConsumerWarps * 32 + (kSmallBlock<N> ? 32 : 128);
 template <int N>
@@ -85,8 +85,8 @@ __device__ __forceinline__ void hold_bits(uint32_t (&bits)[8]) {
 // Adds to nothing: d = sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup; `thread` is
 // 0 ... 127 within it, `group` 0 or 1 the half of the rows. `exponent`: TileShare's.
 template <WeightFormat kFormat, int N, int kCluster>
-__device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCluster>& ring, RingPosition& at, int num_tiles,
-                                               int group, int thread, int exponent) {
+__device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCluster>& ring, RingPosition& at,
+                                               int num_tiles, int group, int thread, int exponent) {
   constexpr int kTiles = kStageTiles<N>;
   constexpr int kBytes = tile_bytes(kFormat);
   TileShare<kFormat> share;

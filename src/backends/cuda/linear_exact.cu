@@ -29,8 +29,7 @@ __device__ float load_weight(const ExactParams& p, int64_t row, int64_t col, flo
   *scale = 1;
   if (row >= p.rows) return 0;
   if (p.format == WeightFormat::kF32) return reinterpret_cast<const float*>(p.weights)[row * p.cols + col];
-  const std::byte* tile =
-      p.weights + (row / kTileRows * p.column_tiles + col / kTileCols) * tile_bytes(p.format);
+  const std::byte* tile = p.weights + (row / kTileRows * p.column_tiles + col / kTileCols) * tile_bytes(p.format);
   uint32_t byte;
   const float value = tile_element(p.format, tile, row % kTileRows, col % kTileCols, &byte);
   *scale = byte == 255 ? __uint_as_float(0x7FC00000u) : __uint_as_float(byte == 0 ? 0x00400000u : byte << 23);

@@ -2,16 +2,17 @@
 //
 // Floor: max(bytes of the packed weights / memory bandwidth, 2 rows cols tokens / BF16 rate).
 //
-// The sum over a matrix's columns is cut into gemm_parts(rows, cols) parts; each is summed from zero in ascending order,
-// and the parts are added in the order of their index. With few tokens the parts of a block of outputs are items of
-// different blocks: each leaves its sums in scratch memory, and whoever comes last adds them up. With many tokens one
-// block runs the parts one after the other. Both give the same bits.
+// The sum over a matrix's columns is cut into gemm_parts(rows, cols) parts; each is summed from zero in ascending
+// order, and the parts are added in the order of their index. With few tokens the parts of a block of outputs are items
+// of different blocks, which leave their sums in scratch memory and add them up there. With many tokens one block runs
+// the parts one after the other. Both give the same bits.
 #include "backends/cuda/linear_gemm.cuh"
 
 #include <cudaTypedefs.h>
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <mutex>
 #include <numeric>
 
@@ -26,7 +27,8 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   static const auto encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
-    DI_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
+    DI_CUDA_CHECK(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
     DI_CHECK(result == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   }();
@@ -39,10 +41,10 @@ CUtensorMap token_map(const ConstTensorView& in, int box_tokens) {
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>((in.rows > 1 ? in.stride : (in.cols + 7) / 8 * 8) * 2)};
   const cuuint32_t box[2] = {kTileCols, static_cast<cuuint32_t>(box_tokens)};
   const cuuint32_t steps[2] = {1, 1};
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::byte*>(in.data), dims, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::byte*>(in.data), dims, strides,
+                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   DI_CHECK(result == CUDA_SUCCESS, "no tensor map of [{}, {}], stride {} at {}: error {}", in.rows, in.cols, in.stride,
            static_cast<const void*>(in.data), static_cast<int>(result));
   return map;
@@ -97,9 +99,9 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
     g.cluster_rows = (g.row_tiles + 2 * variant.cluster - 1) / (2 * variant.cluster);
     g.token_blocks = (g.out.num_tokens + variant.block_tokens - 1) / variant.block_tokens;
     g.num_parts = gemm_parts(weight.rows, weight.cols);
-    g.exponent = info.scale_bias + (weight.format == WeightFormat::kF8Tile32  ? kE4m3Exponent
-                                    : weight.format == WeightFormat::kMxfp4 ? kE2m1Exponent
-                                                                            : 0);
+    g.exponent = info.scale_bias + (weight.format == WeightFormat::kF8Tile32 ? kE4m3Exponent
+                                    : weight.format == WeightFormat::kMxfp4  ? kE2m1Exponent
+                                                                             : 0);
     g.first_item = plan.params.num_items;
     g.first_counter = plan.num_counters;
     g.first_partial = plan.num_partials;
@@ -114,12 +116,26 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
   return plan;
 }
 
+// How many clusters of a kernel the card runs at a time; blocks wait for each other, so no launch has more.
+int resident_clusters(const GemmVariant& variant, const cudaLaunchConfig_t& config) {
+  static std::mutex mutex;
+  static std::map<void (*)(GemmParams), int> known;
+  std::lock_guard lock(mutex);
+  int& clusters = known[variant.kernel];
+  if (clusters == 0) {
+    DI_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, variant.kernel, &config));
+    DI_CHECK(clusters > 0, "a product's kernel for {} tokens does not fit the card", variant.block_tokens);
+  }
+  return clusters;
+}
+
 void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<const ops::LinearTask> tasks) {
   Plan plan = make_plan(variant, tasks);
   GemmParams& params = plan.params;
   if (params.num_items == 0) return;
   params.ring_bytes = variant.stage_bytes;
-  params.num_stages = std::min((variant.shared_limit - variant.fixed_shared_bytes) / variant.stage_bytes, kMaxGemmStages);
+  params.num_stages =
+      std::min((variant.shared_limit - variant.fixed_shared_bytes) / variant.stage_bytes, kMaxGemmStages);
   params.counters = counters_of(stream.handle(), plan.num_counters);
   params.partials = nullptr;
   if (plan.num_partials > 0) {
@@ -128,19 +144,20 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
   const int shared = params.num_stages * params.ring_bytes + variant.fixed_shared_bytes;
   DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(variant.cluster), 1, 1};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(variant.cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  const int resident = stream.num_sms() * variant.blocks_a_multiprocessor / variant.cluster;
-  const int clusters = std::min(params.num_items, resident);
-  config.gridDim = dim3(static_cast<unsigned>(clusters * variant.cluster));
+  config.gridDim = dim3(static_cast<unsigned>(variant.cluster));
   config.blockDim = dim3(variant.threads);
   config.dynamicSmemBytes = shared;
   config.stream = stream.handle();
   config.attrs = attributes;
-  config.numAttrs = variant.cluster > 1 ? 2 : 1;
+  config.numAttrs = 1;
+  const int clusters = std::min(params.num_items, resident_clusters(variant, config));
+  config.gridDim.x = static_cast<unsigned>(clusters * variant.cluster);
+  config.numAttrs = 2;
   DI_CUDA_CHECK(cudaLaunchKernelEx(&config, variant.kernel, params));
 }
 
@@ -176,7 +193,8 @@ GemmShape choose_shape(std::span<const ops::LinearTask> tasks, int num_sms) {
   if (tokens <= 32) return k32;
   if (tokens <= 64) return k64;
   if (spread_items == whole_items && tokens > 128) return k256;
-  return whole_items < 2 * num_sms ? k128 : k128Whole;
+  // Sums that are left in memory and read again cost more than some idle multiprocessors.
+  return 2 * whole_items < num_sms ? k128 : k128Whole;
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct GemmTask {
   int cluster_rows;  // of 128 a block of a cluster
   int token_blocks;  // of N
   int num_parts;
-  int exponent;      // TileShare's
+  int exponent;  // TileShare's
   int first_item;
   int first_counter;      // of its blocks
   int64_t first_partial;  // of its items
@@ -38,9 +38,9 @@ struct GemmParams {
   int num_tasks;
   int num_items;
   int num_stages;
-  int ring_bytes;     // of a stage
-  float4* partials;   // [item][N / 8][256 threads]
-  unsigned* counters; // zero between launches
+  int ring_bytes;      // of a stage
+  float4* partials;    // [item][N / 8][256 threads]
+  unsigned* counters;  // zero between launches
 };
 
 // A kernel, and what the host must know of it.
@@ -51,7 +51,6 @@ struct GemmVariant {
   void (*kernel)(GemmParams);
   int stage_bytes;
   int threads;
-  int blocks_a_multiprocessor;
   int shared_limit;
   int fixed_shared_bytes;  // besides the stages
 };

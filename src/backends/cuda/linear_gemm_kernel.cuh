@@ -92,49 +92,81 @@ __device__ __forceinline__ void produce(const GemmParams& params, const Ring<kCl
   }
 }
 
-// Leaves this item's sums for whoever comes last; that block returns true with all parts added into d.
+// Where the sums of a block's parts lie: [part][N / 8 groups of eight tokens][256 threads], as the threads hold them.
 template <int N>
-__device__ __forceinline__ bool combine_parts(float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
-                                              const Item& item, int consumer, unsigned* seen) {
-  constexpr int kVectors = N / 8, kConsumers = kConsumerWarps * 32;
-  float4* block = params.partials + consumer +
-                  (task.first_partial + static_cast<int64_t>(item.block) * task.num_parts) * (kVectors * kConsumers);
-  float4* own = block + item.part * kVectors * kConsumers;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    __stcg(own + v * kConsumers, make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
+struct Partials {
+  static constexpr int kGroups = N / 8, kConsumers = kConsumerWarps * 32;
+  float4* first;  // of this thread
+  int num_parts;
+  int num_groups;  // that hold tokens
+
+  __device__ __forceinline__ float4* at(int part, int group) const {
+    return first + (part * kGroups + group) * kConsumers;
   }
-  sync_threads(1, kConsumers);
-  if (consumer == 0) {
-    unsigned* counter = params.counters + task.first_counter + item.block;
-    const unsigned before = count_arrival(counter);
-    if (before + 1 == static_cast<unsigned>(task.num_parts)) *counter = 0;
-    *seen = before;
-  }
-  sync_threads(1, kConsumers);
-  if (*seen + 1 != static_cast<unsigned>(task.num_parts)) return false;
-  // Eight parts of a vector are on their way at once.
+  __device__ __forceinline__ void leave(int part, const float (&d)[N / 2]) const {
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    float4 total = make_float4(0, 0, 0, 0);
-    for (int first = 0; first < task.num_parts; first += 8) {
+    for (int g = 0; g < kGroups; ++g) {
+      if (g < num_groups) __stcg(at(part, g), make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
+    }
+  }
+  // The parts' sum, in the order of their index; eight are on their way at once.
+  __device__ __forceinline__ void add_up(int group, float (&sum)[4]) const {
+#pragma unroll 1
+    for (int part = 0; part < num_parts; part += 8) {
       float4 x[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (first + i < task.num_parts) x[i] = __ldcg(block + ((first + i) * kVectors + v) * kConsumers);
+        if (part + i < num_parts) x[i] = __ldcg(at(part + i, group));
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (first + i >= task.num_parts) continue;
-        total.x = first + i == 0 ? x[i].x : total.x + x[i].x;
-        total.y = first + i == 0 ? x[i].y : total.y + x[i].y;
-        total.z = first + i == 0 ? x[i].z : total.z + x[i].z;
-        total.w = first + i == 0 ? x[i].w : total.w + x[i].w;
+        if (part + i >= num_parts) continue;
+        const bool start = part + i == 0;
+        sum[0] = start ? x[i].x : sum[0] + x[i].x, sum[1] = start ? x[i].y : sum[1] + x[i].y;
+        sum[2] = start ? x[i].z : sum[2] + x[i].z, sum[3] = start ? x[i].w : sum[3] + x[i].w;
       }
     }
-    d[4 * v] = total.x, d[4 * v + 1] = total.y, d[4 * v + 2] = total.z, d[4 * v + 3] = total.w;
   }
-  return true;
+};
+
+// An item that is one part of its sums. All parts of a block meet at its counter. Few tokens: whoever comes last adds
+// the parts up. Many: each waits for the others and then adds up its share of the tokens. Waiting ends, because a
+// block's parts are consecutive items, every multiprocessor takes items in ascending order, and all blocks of the grid
+// are resident together: the parts of the first block that is not complete are running or done.
+template <int N>
+__device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
+                                            const Item& item, float* staging, unsigned* seen) {
+  const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
+  const int row_tile = 2 * item.block_row + group, first_token = item.token_block * N;
+  const auto num_parts = static_cast<unsigned>(task.num_parts);
+  constexpr int kConsumers = Partials<N>::kConsumers, kGroups = Partials<N>::kGroups;
+  const int64_t first = (task.first_partial + static_cast<int64_t>(item.block) * task.num_parts) * kGroups * kConsumers;
+  const Partials<N> partials{params.partials + first + consumer, task.num_parts,
+                             min(kGroups, (task.out.num_tokens - first_token + 7) / 8)};
+  unsigned* counter = params.counters + task.first_counter + item.block;
+  partials.leave(item.part, d);
+  sync_threads(1, kConsumers);
+  if (consumer == 0) {
+    unsigned before = count_arrival(counter);
+    if constexpr (kGroups < 4) {
+      if (before + 1 == num_parts) *counter = 0;
+    } else {
+      while (count_of_arrivals(counter) < num_parts) __nanosleep(32);
+      before = count_arrival(counter);
+      if (before + 1 == 2 * num_parts) *counter = 0;  // all have seen it
+    }
+    *seen = before;
+  }
+  sync_threads(1, kConsumers);
+  if (kGroups < 4 && *seen + 1 != num_parts) return;
+  const int step = kGroups < 4 ? 1 : task.num_parts;
+  for (int g = kGroups < 4 ? 0 : item.part; g < partials.num_groups; g += step) {
+    float sum[4];
+    partials.add_up(g, sum);
+    if (row_tile >= task.row_tiles) continue;
+    write_outputs<8>(task.out, sum, first_token + 8 * g, row_tile * kTileRows, staging + group * kStagingFloats<N>,
+                     2 + group, thread);
+  }
 }
 
 template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
@@ -158,7 +190,10 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
         skip_tiles<N>(ring, at, num_tiles);
       }
       if (2 * item.block_row >= task.row_tiles) continue;
-      if (task.num_parts > 1 && !combine_parts<N>(d, params, task, item, consumer, seen)) continue;
+      if (task.num_parts > 1) {
+        finish_part<N>(d, params, task, item, staging, seen);
+        continue;
+      }
     } else {
       float part_sum[N / 2];
 #pragma unroll
@@ -181,9 +216,10 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
   }
 }
 
-// Shared memory: the ring's stages, the warpgroups' staging, the barriers, the count that combine_parts saw.
+// Shared memory: the ring's stages, the warpgroups' staging, the barriers, the count that finish_part saw.
 template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__device__ __forceinline__ void run_block(const GemmParams& params) {
+__global__ void __launch_bounds__(kGemmThreads<N>, kSmallBlock<N> ? 2 : 1)
+    gemm_kernel(const __grid_constant__ GemmParams params) {
 #ifdef DI_SM90A
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
@@ -216,34 +252,13 @@ __device__ __forceinline__ void run_block(const GemmParams& params) {
 }
 
 template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__global__ void __launch_bounds__(kGemmThreads<N>, 1)
-    gemm_kernel(const __grid_constant__ GemmParams params) {
-  run_block<kFormat, N, kSpread, kCluster>(params);
-}
-// Bounds for two blocks are taken for blocks of whole warpgroups; these have nine warps, and may use more.
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__global__ void __maxnreg__(112) gemm_kernel_of_nine_warps(const __grid_constant__ GemmParams params) {
-  run_block<kFormat, N, kSpread, kCluster>(params);
-}
-
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-constexpr void (*select_kernel())(GemmParams) {
-  if constexpr (kSmallBlock<N>) {
-    return gemm_kernel_of_nine_warps<kFormat, N, kSpread, kCluster>;
-  } else {
-    return gemm_kernel<kFormat, N, kSpread, kCluster>;
-  }
-}
-
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
 constexpr GemmVariant gemm_variant() {
   return {N,
           kSpread,
           kCluster,
-          select_kernel<kFormat, N, kSpread, kCluster>(),
+          gemm_kernel<kFormat, N, kSpread, kCluster>,
           stage_bytes<N>(tile_bytes(kFormat)),
           kGemmThreads<N>,
-          kSmallBlock<N> ? 2 : 1,
           kSharedLimit<N>,
           2 * kStagingFloats<N> * 4 + 16 * kMaxGemmStages + 16};
 }
@@ -251,8 +266,9 @@ constexpr GemmVariant gemm_variant() {
 // In the order of GemmShape.
 template <WeightFormat kFormat>
 constexpr GemmVariants kGemmVariants = {
-    gemm_variant<kFormat, 8, true, 1>(),   gemm_variant<kFormat, 16, true, 1>(),  gemm_variant<kFormat, 32, true, 1>(),
-    gemm_variant<kFormat, 64, true, 1>(),  gemm_variant<kFormat, 128, true, 2>(), gemm_variant<kFormat, 128, false, 2>(),
+    gemm_variant<kFormat, 8, true, 1>(),   gemm_variant<kFormat, 16, true, 1>(),
+    gemm_variant<kFormat, 32, true, 1>(),  gemm_variant<kFormat, 64, true, 1>(),
+    gemm_variant<kFormat, 128, true, 2>(), gemm_variant<kFormat, 128, false, 2>(),
     gemm_variant<kFormat, 256, true, 2>(),
 };
 

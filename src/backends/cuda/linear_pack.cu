@@ -162,10 +162,14 @@ PackedInfo choose_info(WeightFormat format, const ScaleRange& range) {
 
 int64_t row_bytes(const ops::WeightSource& source) {
   switch (source.format) {
-    case WeightFormat::kF8Tile32: return source.cols;
-    case WeightFormat::kMxfp4: return source.cols / 2;
-    case WeightFormat::kBf16: return source.cols * 2;
-    default: return source.cols * 4;
+    case WeightFormat::kF8Tile32:
+      return source.cols;
+    case WeightFormat::kMxfp4:
+      return source.cols / 2;
+    case WeightFormat::kBf16:
+      return source.cols * 2;
+    default:
+      return source.cols * 4;
   }
 }
 
@@ -184,8 +188,15 @@ PackedInfo pack_tiles(CudaStream& stream, const ops::WeightSource& source, std::
   ScaleRange range;
   stream.copy(scales, source.scales, scale_bytes(source));
   stream.copy(device_range, &range, sizeof(range));
-  PackParams p{source.format, reinterpret_cast<const uint8_t*>(codes), reinterpret_cast<const uint8_t*>(scales), tiles,
-               source.rows, source.cols, 0, (source.cols + kTileCols - 1) / kTileCols, device_range};
+  PackParams p{source.format,
+               reinterpret_cast<const uint8_t*>(codes),
+               reinterpret_cast<const uint8_t*>(scales),
+               tiles,
+               source.rows,
+               source.cols,
+               0,
+               (source.cols + kTileCols - 1) / kTileCols,
+               device_range};
   for (; p.first_row < source.rows; p.first_row += piece_rows) {
     const int64_t rows = std::min(piece_rows, source.rows - p.first_row);
     stream.copy(codes, source.data + p.first_row * row_bytes(source), rows * row_bytes(source));
@@ -216,14 +227,14 @@ PackedInfo packed_info(const ops::PackedWeight& weight) {
 }
 
 ops::PackedWeight pack_weight(Stream& stream, const ops::WeightSource& source) {
-  DI_CHECK(source.rows > 0 && source.cols > 0 && source.cols % 32 == 0, "a [{}, {}] matrix: columns come in groups of 32",
-           source.rows, source.cols);
+  DI_CHECK(source.rows > 0 && source.cols > 0 && source.cols % 32 == 0,
+           "a [{}, {}] matrix: columns come in groups of 32", source.rows, source.cols);
   CudaStream& cuda = cuda_stream(stream);
   ops::PackedWeight weight;
   weight.format = source.format, weight.rows = source.rows, weight.cols = source.cols;
   const int64_t num_tiles = row_tiles(weight) * column_tiles(weight);
-  weight.bytes = source.format == WeightFormat::kF32 ? source.rows * source.cols * 4
-                                                     : num_tiles * tile_bytes(source.format);
+  weight.bytes =
+      source.format == WeightFormat::kF32 ? source.rows * source.cols * 4 : num_tiles * tile_bytes(source.format);
   auto memory = cuda.device().allocate(weight.bytes);
   DI_CHECK(memory.ok(), "no device memory for a [{}, {}] matrix: {}", source.rows, source.cols,
            memory.status().message());

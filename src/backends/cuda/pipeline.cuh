@@ -1,8 +1,8 @@
-// What a pipeline from device memory to the tensor cores is made of: barriers in shared memory that count bytes, and bulk
-// copies that report to them.
+// What a pipeline from device memory to the tensor cores is made of: barriers in shared memory that count bytes, and
+// bulk copies that report to them.
 //
 // The pattern: a ring of stages, each with a barrier `full` (one arrival: the producer's announcement of bytes) and a
-// barrier `empty` (one arrival a consumer warpgroup). Use u of a stage waits for full with parity u & 1, and the
+// barrier `empty` (one arrival a consumer warp). Use u of a stage waits for full with parity u & 1, and the
 // producer before filling it for use u for empty with parity (u & 1) ^ 1, which passes at once for u = 0.
 //
 // Bulk copies belong to the asynchronous proxy: barriers must be made visible to it after their initialisation
@@ -86,8 +86,8 @@ __device__ __forceinline__ uint64_t evict_last() {
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
@@ -106,7 +106,8 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
 __device__ __forceinline__ void copy_box_to_cluster(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier,
                                                     uint64_t policy, uint32_t blocks) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_"
+      "hint "
       "[%0], [%1, {%3, %4}], [%2], %6, %5;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy), "h"(static_cast<uint16_t>(blocks))
       : "memory");
@@ -121,6 +122,12 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   unsigned before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
+}
+
+__device__ __forceinline__ unsigned count_of_arrivals(const unsigned* counter) {
+  unsigned count;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
 }
 
 // A barrier of `threads` threads of the block; 0 is __syncthreads'.

@@ -3,7 +3,8 @@
 // A matrix is cut into tiles of 64 rows x 64 columns, those of one row of tiles one after the other, so that any run of
 // columns of 64 rows is one bulk copy. Rows and columns beyond the matrix are zeros. A tile holds codes in the order in
 // which the 128 threads of a warpgroup consume them, 16 bytes a thread, then its scales:
-//   kF8Tile32  2 x [128][16] codes of 32 columns each, then the E8M0 bytes of its 32x32 blocks: [row half][column half];
+//   kF8Tile32  2 x [128][16] codes of 32 columns each, then the E8M0 bytes of its 32x32 blocks: [row half][column
+//   half];
 //              4112 bytes, the last 12 unused
 //   kMxfp4     [128][16] codes, then E8M0 bytes [row / 16][row % 8][column half][row / 8 % 2]; 2176 bytes
 //   kBf16      4 x [128][16] values of 16 columns each; 8192 bytes
@@ -113,8 +114,10 @@ struct TileShare<WeightFormat::kF8Tile32> {
     codes[1] = reinterpret_cast<const uint4*>(tile)[128 + thread];
     scales = reinterpret_cast<const uint16_t*>(tile + 4096)[thread / 64];
   }
-  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8], uint32_t (&multipliers)[2]) const {
-    multipliers[0] = multipliers[1] = (__byte_perm(scales, 0, half == 0 ? 0x4040 : 0x4141) << 7) + exponent * 0x00800080u;
+  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8],
+                                          uint32_t (&multipliers)[2]) const {
+    multipliers[0] = multipliers[1] =
+        (__byte_perm(scales, 0, half == 0 ? 0x4040 : 0x4141) << 7) + exponent * 0x00800080u;
     const uint4 q = codes[half];
     split_e4m3(q.x, bits);
     split_e4m3(q.y, bits + 2);
@@ -144,7 +147,8 @@ struct TileShare<WeightFormat::kMxfp4> {
     codes = reinterpret_cast<const uint4*>(tile)[thread];
     scales = reinterpret_cast<const uint32_t*>(tile + 2048)[thread / 4];
   }
-  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8], uint32_t (&multipliers)[2]) const {
+  __device__ __forceinline__ void prepare(int half, int exponent, uint32_t (&bits)[8],
+                                          uint32_t (&multipliers)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int byte = 2 * half + i;
@@ -175,7 +179,8 @@ struct TileShare<WeightFormat::kBf16> {
     values = reinterpret_cast<const uint4*>(tile) + thread;
   }
   __device__ __forceinline__ void prepare(int, int, uint32_t (&)[8], uint32_t (&)[2]) const {}
-  __device__ __forceinline__ void finish(int half, const uint32_t (&)[8], const uint32_t (&)[2], uint32_t (&a)[8]) const {
+  __device__ __forceinline__ void finish(int half, const uint32_t (&)[8], const uint32_t (&)[2],
+                                         uint32_t (&a)[8]) const {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const uint4 v = values[128 * (2 * half + s)];

@@ -163,9 +163,9 @@ TEST_F(LinearTest, ProductsOfReleasedShapesAreRight) {
     WeightFormat format;
     int64_t rows, cols;
   };
-  constexpr Shape kShapes[] = {{WeightFormat::kF8Tile32, 1280, 5120},  {WeightFormat::kF8Tile32, 5120, 8192},
-                               {WeightFormat::kF8Tile32, 4096, 1280},  {WeightFormat::kBf16, 384, 5120},
-                               {WeightFormat::kBf16, 32, 5120},        {WeightFormat::kMxfp4, 2304, 5120}};
+  constexpr Shape kShapes[] = {{WeightFormat::kF8Tile32, 1280, 5120}, {WeightFormat::kF8Tile32, 5120, 8192},
+                               {WeightFormat::kF8Tile32, 4096, 1280}, {WeightFormat::kBf16, 384, 5120},
+                               {WeightFormat::kBf16, 32, 5120},       {WeightFormat::kMxfp4, 2304, 5120}};
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(shape.format, shape.rows, shape.cols);
     const PackedWeight weight = pack(m);
@@ -191,8 +191,8 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(shape.format, shape.rows, shape.cols);
     const PackedWeight weight = pack(m);
-    const Tensor in = tensor(ElementType::kBf16, kTokens, shape.cols,
-                             random_values(kTokens * shape.cols, 1, ElementType::kBf16));
+    const Tensor in =
+        tensor(ElementType::kBf16, kTokens, shape.cols, random_values(kTokens * shape.cols, 1, ElementType::kBf16));
     const auto outputs = [&](int64_t begin, int64_t end) {
       const Tensor out = poisoned(ElementType::kF32, end - begin, shape.rows);
       LinearTask t = task(out, in, weight);
