@@ -81,8 +81,8 @@ struct IndexScoreParams {
 
 __device__ inline uint32_t ordered_score(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
-  const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return x != x ? 0u : key;
+  const uint32_t flipped = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u;
+  return x != x ? 0u : bits ^ flipped;
 }
 
 __device__ inline float load_element(const ConstTensorView& view, int64_t row, int64_t col) {

@@ -38,7 +38,7 @@ struct IndexShape {
   static constexpr bool kWide = kType == ops::RowType::kBf16;
   static constexpr int kQueries = kMode == IndexMode::kMany ? 8 : kMode == IndexMode::kFew ? 4 : 1;  // of a block
   static constexpr int kWarpgroups = kMode == IndexMode::kMany && kWide ? 4 : 2;
-  static constexpr int kBlocksPerSm = kMode == IndexMode::kMany ? 4 / kWarpgroups : kWide ? 2 : 3;
+  static constexpr int kBlocksPerSm = 4 / kWarpgroups;  // 128 registers a thread
   static constexpr int kThreads = kWarpgroups * 128;
   static constexpr int kStages = kType == ops::RowType::kE2m1Group32 ? 4 : 2;
   static constexpr int kMaxTiles = 64;  // of a token in a block
@@ -121,7 +121,7 @@ __device__ __forceinline__ float weigh(const float* dots, int half, const float 
   return sum;
 }
 
-__device__ __forceinline__ void load_weights(const float (&from)[8], float (&weights)[8]) {
+__device__ __forceinline__ void load_weights(const float* from, float (&weights)[8]) {
   const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
   weights[0] = a.x, weights[1] = a.y, weights[2] = a.z, weights[3] = a.w;
   weights[4] = b.x, weights[5] = b.y, weights[6] = b.z, weights[7] = b.w;
@@ -157,18 +157,42 @@ __device__ __forceinline__ void score_four(const uint32_t (&a)[32], uint32_t que
   }
 }
 
-// Scores of a tile's keys with one query. Threads c and c + 2 of four end with the key that is 4 * c after first_key.
-__device__ __forceinline__ float score_one(const uint32_t (&a)[32], uint32_t query, const float (&weights)[4][8]) {
-  float dots[16];
-  multiply(dots, a, query);
-  const int c = threadIdx.x % 4;
-  float w[8];
-  load_weights(weights[c], w);
-  wgmma_wait<0>();
-  wgmma_hold(dots);
-  const float sum = exchange(weigh(dots, 0, w), weigh(dots, 1, w), c & 1, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
-}
+// What a thread needs of a query to score keys with it alone: threads c and c + 2 of four end with the score of the key
+// that is 4 * c after first_key.
+struct OneQuery {
+  uint32_t operand;
+  const float* weights;
+  uint32_t* values;  // of the thread's key of the first tile
+  uint32_t* maxima;
+  int left;  // keys with scores from there on
+
+  template <typename Shared>
+  __device__ __forceinline__ OneQuery(const Shared& s, int query) {
+    const int key = first_key(threadIdx.x % 128) + threadIdx.x % 2 * 4;
+    operand = query_operand(s.queries + query * kQueryBytes);
+    weights = s.weights[query][threadIdx.x % 4];
+    values = s.values[query] + key;
+    maxima = s.maxima[query] + key / kMaximaRows;
+    left = s.count[query] - key;
+  }
+  // Scores the keys of the tile that begins at score `begin`, and stores the scores and the maxima over 8.
+  __device__ __forceinline__ void score(const uint32_t (&a)[32], int begin) const {
+    float dots[16];
+    multiply(dots, a, operand);
+    float w[8];
+    load_weights(weights, w);
+    wgmma_wait<0>();
+    wgmma_hold(dots);
+    float sum = exchange(weigh(dots, 0, w), weigh(dots, 1, w), threadIdx.x & 1, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const uint32_t score = begin < left ? ordered_score(sum) : 0;
+    uint32_t best = max(score, __shfl_xor_sync(~0u, score, 1));
+    best = max(best, __shfl_xor_sync(~0u, best, 4));
+    best = max(best, __shfl_xor_sync(~0u, best, 8));
+    if (threadIdx.x % 4 < 2) values[begin] = score;
+    if (threadIdx.x % 16 == 0) maxima[static_cast<uint32_t>(begin) / kMaximaRows] = best;
+  }
+};
 
 // Stores what score_four left, of the tile that begins at score `begin`, and the maxima over 8.
 template <typename Shared>
@@ -185,18 +209,6 @@ __device__ __forceinline__ void store_four(const Shared& s, int query, bool vali
   values[0] = first;
   values[4] = second;
   if (threadIdx.x % 16 < 4) s.maxima[query][i / kMaximaRows] = best;
-}
-
-// The same for score_one.
-template <typename Shared>
-__device__ __forceinline__ void store_one(const Shared& s, int query, int begin, float result) {
-  const int i = begin + first_key(threadIdx.x % 128) + threadIdx.x % 2 * 4;
-  const uint32_t score = i < s.count[query] ? ordered_score(result) : 0;
-  uint32_t best = max(score, __shfl_xor_sync(~0u, score, 1));
-  best = max(best, __shfl_xor_sync(~0u, best, 4));
-  best = max(best, __shfl_xor_sync(~0u, best, 8));
-  if (threadIdx.x % 4 < 2) s.values[query][i] = score;
-  if (threadIdx.x % 16 == 0) s.maxima[query][i / kMaximaRows] = best;
 }
 
 // Runs and steps of the block. By one warp, a lane a token.
@@ -323,33 +335,39 @@ __global__ void __launch_bounds__(IndexShape<kType, kMode>::kThreads, IndexShape
   __syncthreads();
 
   RingPosition ring;
-  int run = 0;
-  for (int step = group; step < num_steps; step += Shape::kWarpgroups) {
-    while (step >= s.run_step[run + 1]) ++run;
-    const int begin = (first_tile + step - s.run_step[run]) * kTileKeys;
-    uint32_t a[32];
-    barrier_wait(shared_address(&s.full[group][ring.stage]), ring.use);
-    load_keys<kType>(s.keys[group][ring.stage], a);
-    sync_threads(1 + group, 128);
-    const int next = step + Shape::kStages * Shape::kWarpgroups;
-    if (warp == filler && next < num_steps) fill(next, ring.stage);
-    const int end = s.run_end[run];
-    int query = s.run_begin[run];
-    if constexpr (kMode == IndexMode::kMany) {
+  int step = group;
+  for (int run = 0; run < s.num_runs; ++run) {
+    const int last_step = s.run_step[run + 1];
+    if (step >= last_step) continue;
+    const int first_query = s.run_begin[run], end = s.run_end[run];
+    const bool is_alone = kMode == IndexMode::kCandidates || end - first_query == 1;
+    const OneQuery alone(s, first_query);
+    int begin = (first_tile + step - s.run_step[run]) * kTileKeys;
 #pragma unroll 1
-      for (; end - query > 1; query += 4) {
-        // Neighbours that are not of the run take part, and their results are dropped.
-        const int four = min(query, Shape::kQueries - 4), mine = four + threadIdx.x % 4;
-        float result[2];
-        score_four(a, query_operand(s.queries + four * kQueryBytes), s.weights + four, result);
-        store_four(s, mine, mine >= query && mine < end, begin, result);
+    for (; step < last_step; step += Shape::kWarpgroups, begin += Shape::kWarpgroups * kTileKeys) {
+      uint32_t a[32];
+      barrier_wait(shared_address(&s.full[group][ring.stage]), ring.use);
+      load_keys<kType>(s.keys[group][ring.stage], a);
+      sync_threads(1 + group, 128);
+      const int next = step + Shape::kStages * Shape::kWarpgroups;
+      if (warp == filler && next < num_steps) fill(next, ring.stage);
+      ring.advance(Shape::kStages);
+      if (is_alone) {
+        (kMode == IndexMode::kMany ? OneQuery(s, first_query) : alone).score(a, begin);
+      } else if constexpr (kMode == IndexMode::kFew) {
+#pragma unroll 1
+        for (int query = first_query; query < end; ++query) OneQuery(s, query).score(a, begin);
+      } else if constexpr (kMode == IndexMode::kMany) {
+#pragma unroll 1
+        for (int query = first_query; query < end; query += 4) {
+          // Neighbours that are not of the run take part, and their results are dropped.
+          const int four = min(query, Shape::kQueries - 4), mine = four + threadIdx.x % 4;
+          float result[2];
+          score_four(a, query_operand(s.queries + four * kQueryBytes), s.weights + four, result);
+          store_four(s, mine, mine >= query && mine < end, begin, result);
+        }
       }
     }
-#pragma unroll 1
-    for (; query < end; ++query) {
-      store_one(s, query, begin, score_one(a, query_operand(s.queries + query * kQueryBytes), s.weights[query]));
-    }
-    ring.advance(Shape::kStages);
   }
 #endif
 }

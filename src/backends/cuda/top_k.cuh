@@ -8,8 +8,6 @@
 // Floor: one read of the maxima and of the values in the runs that hold a selected one.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "backends/cuda/indexer_rows.cuh"
 
 namespace deepinfer::cuda {
@@ -27,7 +25,7 @@ struct TopKParams {
   int32_t* num_selected = nullptr;
 };
 
-// Selects for every token of p.scores. `num_tokens` of them.
-void launch_top_k(cudaStream_t stream, const TopKParams& params, int64_t max_count);
+// Selects for every token of params.scores. No row has more than max_count scores.
+void launch_top_k(Stream& stream, const TopKParams& params, int64_t max_count);
 
 }  // namespace deepinfer::cuda

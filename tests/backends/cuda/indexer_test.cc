@@ -141,6 +141,21 @@ TEST_F(IndexSelect, SelectsAmongLongContextsAndManyBlocks) {
   check(sequences, tokens, "candidates");
 }
 
+TEST_F(IndexSelect, SelectsForAPromptsManyTokensAmongOthers) {
+  top_k_ = 60;
+  for (const RowType type : {RowType::kE2m1Group32, RowType::kE4m3Group32, RowType::kBf16}) {
+    type_ = type;
+    const std::vector<KeySequence> sequences = {make_sequence(300), make_sequence(520), make_sequence(90)};
+    std::vector<TokenAt> tokens = {{1, 519}, {2, 89}, {-1, -1}};
+    for (int64_t i = 0; i < 300; ++i) tokens.push_back({0, i});
+    tokens.push_back({2, 80});
+    for (int64_t i = 290; i < 520; ++i) tokens.push_back({1, i});
+    for (int64_t i = 0; i < 5; ++i) tokens.push_back({-1, -1});
+    tokens.push_back({0, 299});
+    check(sequences, tokens, named(type));
+  }
+}
+
 TEST_F(IndexSelect, APaddedStepSelectsNothing) {
   const std::vector<KeySequence> sequences = {};
   max_blocks_ = 4;
