@@ -2,9 +2,10 @@
 //
 // Floor: the latency of the chain index, block, row, scores, weights, sum. Of 640 keys a block of the cluster converts
 // 80 whole rows and has their scores; of the sum it has 64 channels, for which it converts that part of all rows.
-// Between the two every block sends the largest scores of its keys to all, then their weights. Keys, sums over columns
-// and sums over keys go in the same order through the same instructions as in one block a token, whose scores and sums
-// only are wider.
+// Between the two every block sends the largest scores of its keys to all, then their weights: few numbers straight
+// into the others' shared memory, the weights through device memory by one copy that reaches all. Keys, sums over
+// columns and sums over keys go in the same order through the same instructions as in one block a token, whose scores
+// and sums only are wider.
 #include "backends/cuda/attention_kernels.h"
 #include "backends/cuda/attention_mma.cuh"
 #include "backends/cuda/attention_steps.cuh"
@@ -25,7 +26,7 @@ constexpr int kOwnTileBytes = kOwnKeys * 128;
 constexpr int kMaxBlocks = kMaxKeys / kKeysPerBlock;
 constexpr int kPieceBytes = kHeads * kPieceKeys * 2;  // of weights
 constexpr int kValueWarps = kWarps - 4;               // that convert values; the first four have scores to do
-constexpr int kQueryRead = 1;                         // named barrier
+constexpr int kQueryRead = 1, kWeightsWritten = 2;    // named barrier
 
 struct Shared {
   std::byte q_then_values[kMaxKeys * 128];      // 8 tiles of 64 heads; one tile of all keys
@@ -34,6 +35,7 @@ struct Shared {
   float sums[kPieces][kHeads];                  // of weights
   float decay[kMaxBlocks][kHeads];
   float factor[kHeads];
+  uint64_t weights_there;  // those of all blocks
   const std::byte* rows[kMaxKeys];
 };
 
@@ -85,21 +87,23 @@ struct Item {
   uint32_t scale;
   RowKind kind;
 
+  // The same loads for both kinds, from other places: no load is waited for at the end of a branch.
   __device__ __forceinline__ void load(RowKind row_kind, const std::byte* row, int chunk) {
     kind = row_kind;
-    if (kind == RowKind::kE4m3) {
-      x = load_row16(row + chunk * 32);
-      y = load_row16(row + chunk * 32 + 16);
-      scale = __ldg(reinterpret_cast<const uint8_t*>(row) + kDim + chunk);
-    } else if (kind == RowKind::kE2m1) {
-      x = load_row16(row + chunk * 16);
-      scale = __ldg(reinterpret_cast<const uint16_t*>(row) + kDim / 4 + chunk);
-    }
+    const bool wide = kind == RowKind::kE4m3;
+    const std::byte* codes = row + chunk * (wide ? 32 : 16);
+    const std::byte* scales = row + (wide ? kDim + (chunk & ~1) : kDim / 2 + chunk * 2);
+    x = y = {};
+    scale = 0;
+    if (kind == RowKind::kNone) return;
+    x = load_row16(codes);
+    scale = __ldg(reinterpret_cast<const uint16_t*>(scales));
+    if (wide) y = load_row16(codes + 16);
   }
-  __device__ __forceinline__ void convert(uint32_t tile, int row, int unit) const {
+  __device__ __forceinline__ void convert(uint32_t tile, int row, int unit, int chunk) const {
     uint4 a = {}, b = {}, c = {}, d = {};
     if (kind == RowKind::kE4m3) {
-      const uint32_t factor = scale * 0x00800080u;
+      const uint32_t factor = (scale >> (chunk & 1) * 8 & 0xFF) * 0x00800080u;
       a = E4m3Half::convert8(x.x, x.y, factor);
       b = E4m3Half::convert8(x.z, x.w, factor);
       c = E4m3Half::convert8(y.x, y.y, factor);
@@ -131,10 +135,6 @@ __device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
 }
 __device__ __forceinline__ void send(uint32_t to, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
-__device__ __forceinline__ void send(uint32_t to, const uint4& x) {
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-               : "memory");
 }
 
 // Where a piece's 8 keys of a head's weights lie. Rows of 32 bytes: units alternate so that eight rows meet all banks.
@@ -177,7 +177,7 @@ __device__ __forceinline__ float block_largest(const Shared& s, int block, int h
                fmaxf(s.largest[4 * block + 2][head], s.largest[4 * block + 3][head]));
 }
 
-__device__ void send_weights(Shared& s, float (&w)[40], int rank, const int (&heads)[2], int c) {
+__device__ void send_weights(Shared& s, float (&w)[40], int rank, const int (&heads)[2], int c, std::byte* scratch) {
   // The own keys belong to two blocks of 64, from first_block on.
   const int first_piece = rank * kOwnPieces, first_block = first_piece / 4;
   float running[2][2];
@@ -210,12 +210,20 @@ __device__ void send_weights(Shared& s, float (&w)[40], int rank, const int (&he
     }
     // Thread c of the quad: half c / 2 of head c % 2.
     const uint4 unit = transpose_quad(words[0], words[1], words[2], words[3], c);
-    const uint32_t place = weights_address(weights, piece, heads[0] + c % 2 * 8, c / 2);
-#pragma unroll
-    for (int i_rank = 0; i_rank < kCluster; ++i_rank) {
-      const int to = (rank + i_rank) % kCluster;  // not all to the same block at once
-      send(in_block(place, to), unit);
-    }
+    *reinterpret_cast<uint4*>(scratch + weights_address(0, piece, heads[0] + c % 2 * 8, c / 2)) = unit;
+  }
+  // From device memory one copy reaches all: eight times the bytes would take the stores' way far longer.
+  __threadfence();
+  asm volatile("fence.proxy.async;" ::: "memory");
+  sync_threads(kWeightsWritten, 128);
+  if (threadIdx.x == 0) {
+    constexpr uint32_t kBytes = kOwnPieces * kPieceBytes;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+        "%4;" ::"r"(weights + rank * kBytes),
+        "l"(scratch + rank * kBytes), "r"(kBytes), "r"(shared_address(&s.weights_there)),
+        "h"(static_cast<uint16_t>((1 << kCluster) - 1))
+        : "memory");
   }
 }
 
@@ -258,9 +266,9 @@ __device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, in
   const uint64_t values = rows_descriptor(shared_address(s.q_then_values)) + warp / 4 * 2;
   uint32_t weights[4][4], next[4][4];
   load_block_weights(weights, s, 0, warp, lane);
+  float decay0 = 0, decay1 = 0;
   for (int block = 0; block < num_blocks; ++block) {
     if (block > 0) {
-      const float decay0 = s.decay[block][heads[0]], decay1 = s.decay[block][heads[1]];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         sums[4 * j] *= decay0, sums[4 * j + 1] *= decay0;
@@ -274,7 +282,10 @@ __device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, in
       mma_values(sums, weights[step], values + (4 * block + step) * 128, block + step > 0);
     }
     wgmma_commit();
-    load_block_weights(next, s, min(block + 1, num_blocks - 1), warp, lane);
+    const int after = min(block + 1, num_blocks - 1);
+    load_block_weights(next, s, after, warp, lane);
+    decay0 = s.decay[after][heads[0]];
+    decay1 = s.decay[after][heads[1]];
     wgmma_wait<0>();
     wgmma_hold(sums);
 #pragma unroll
@@ -284,7 +295,7 @@ __device__ void sum_values(const Shared& s, float (&sums)[8], int num_blocks, in
 
 template <RowKind kCompressed>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    cluster_kernel(const __grid_constant__ AttentionParams p) {
+    cluster_kernel(const __grid_constant__ AttentionParams p, std::byte* scratch) {
 #ifdef DI_SM90A
   extern __shared__ std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory + (-shared_address(memory) & 1023));
@@ -292,6 +303,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int rank = blockIdx.x % kCluster, token = blockIdx.x / kCluster;
   wait_for_kernel_before();
   let_next_kernel_start();
+  if (t == 0) {
+    barrier_init(shared_address(&s.weights_there), 1);
+    fence_barrier_init();
+    barrier_expect(shared_address(&s.weights_there), kPieces * kPieceBytes);
+  }
   KeyList keys;
   if (!list_rows(p, token, t, keys, s.rows)) return;
   const int num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
@@ -331,7 +347,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     const int group = i * kWarps + warp, chunk = group / 10 * 4 + lane / 8;
     if (group >= 40) break;
     own[i].convert(shared_address(s.keys_then_weights) + chunk / 2 * kOwnTileBytes, group % 10 * 8 + lane % 8,
-                   chunk % 2 * 4);
+                   chunk % 2 * 4, chunk);
   }
   fence_async_proxy();
   __syncthreads();
@@ -353,7 +369,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     send_largest(s, w, rank, heads, c);
     cluster_arrive();
     cluster_wait();  // all blocks have read their keys and sent their largest scores
-    send_weights(s, w, rank, heads, c);
+    send_weights(s, w, rank, heads, c, scratch + token * int64_t{kPieces * kPieceBytes});
     cluster_arrive();
   } else {
     sync_threads(kQueryRead, kThreads);
@@ -361,7 +377,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int group = i * kValueWarps + warp - 4;
-      if (group < 40) values[i].convert(q_tiles, group * 16 + value_row, value_chunk * 4);
+      if (group < 40) values[i].convert(q_tiles, group * 16 + value_row, value_chunk * 4, value_chunk);
     }
     fence_async_proxy();
     cluster_wait();
@@ -369,6 +385,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cluster_arrive();
   }
   cluster_wait();  // all weights are everywhere, and the own values are
+  barrier_wait(shared_address(&s.weights_there), 0);
   if (noting >= 0 && noting < kHeads) note_factor(p, s, num_blocks, noting, largest);
   float sums[8];
   sum_values(s, sums, num_blocks, warp, lane, heads);
@@ -401,7 +418,9 @@ void launch_cluster(Stream& stream, const AttentionParams& p) {
     return true;
   }();
   (void)once;
-  launch(stream, Start::kEarly, dim3(p.num_tokens * kCluster), kThreads, kBytes, cluster_kernel<kCompressed>, p);
+  void* scratch = cuda_stream(stream).scratch(p.num_tokens * int64_t{kPieces * kPieceBytes});
+  launch(stream, Start::kEarly, dim3(p.num_tokens * kCluster), kThreads, kBytes, cluster_kernel<kCompressed>, p,
+         static_cast<std::byte*>(scratch));
 }
 
 }  // namespace

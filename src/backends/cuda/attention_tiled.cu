@@ -21,7 +21,6 @@ constexpr int kWarpgroup = 128;
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMatrixBytes = 8 * kTileBytes;  // 64 rows of 512 columns
 constexpr int kHalfBytes = kMatrixBytes / 2;
-constexpr int kMaxBlocks = kMaxKeys / kKeysPerBlock;
 constexpr int kFinderSync = 1, kScoreSync = 2;  // named barriers
 
 struct Shared {
