@@ -1,9 +1,9 @@
 // sample: a row of logits is read once, by a cluster of eight blocks that keep it in shared memory, and every later
 // pass stays on the chip. Floor: 4 bytes a logit (256 rows of 129280: 132 MB, 31 us at 4.3 TB/s).
 //
-// Three ways, chosen by the row alone. Greedy: the first pass knows the answer. A small top-k: every block lists what
-// may be among its best k (at least the k-th largest of its threads' maxima), and the first block sorts the lists, at
-// most 1024 entries. Anything else: sampling_select.cuh and a race over all that is left.
+// Three ways, chosen by the row alone. Greedy: the first pass knows the answer. A small top-k: the threads' maxima give
+// a bound that at least k ids reach, and the first block sorts the ids that do, at most 1024. Anything else:
+// sampling_select.cuh and a race over all that is left.
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_stream.h"
 #include "backends/cuda/kernels.h"
@@ -17,7 +17,7 @@ namespace sampling {
 namespace {
 
 constexpr double kGreedyBelow = 1e-5;
-constexpr int kLargestListedTopK = 96;  // eight lists of the best 96 rarely have more than 1024 entries
+constexpr int kLargestListedTopK = 128;  // half of a block's threads: beyond, their maxima bound little
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // The best id of a thread: the lowest among equals, if it is asked in ascending order.
@@ -74,30 +74,38 @@ __device__ ThreadBest load_row(const Row& row, const float* logits, const uint32
   return best;
 }
 
-// Lists every id of the block that may be among its best k.
-__device__ void list_candidates(const Row& row, uint32_t thread_key, int k) {
-  Shared& s = *row.shared;
-  // The largest number, in steps of 2^10, that k threads' maxima reach.
-  uint32_t least = 0;
-  for (uint32_t bit = 1u << 31; bit >= 1u << 10; bit >>= 1) {
-    const uint32_t tried = least | bit;
-    if (__syncthreads_count(thread_key >= tried) >= k) least = tried;
-  }
-  least = max(least, kKeyOfMinusInfinity + 1);
-  if (threadIdx.x == 0) s.num_listed = 0;
-  __syncthreads();
-  if (thread_key >= least) {
-    for (uint32_t i = threadIdx.x * 4; i < row.count; i += kThreads * 4) {
-      for (uint32_t j = i; j < i + 4; ++j) {  // beyond the last id: -infinity
-        if (key_of(s.values[j]) >= least) append(s, s.values[j], row.first_id + j);
-      }
+// Keys that `k` and that `share` of the block's threads reach with their best logit, as large as steps of 2^10 allow:
+// so many ids of the block at least are no smaller. Two bits of both a step.
+__device__ void find_reached(Shared& s, uint32_t thread_key, uint32_t k, uint32_t share, uint32_t& by_k,
+                             uint32_t& by_share) {
+  by_k = by_share = 0;
+  int turn = 0;
+  for (int bit = 30; bit >= 10; bit -= 2, turn ^= 1) {
+    uint64_t packed = 0;  // six counts of at most 256
+#pragma unroll
+    for (uint32_t step = 1; step <= 3; ++step) {
+      const uint64_t one = __popc(__ballot_sync(0xffffffffu, thread_key >= by_k + (step << bit)));
+      const uint64_t other = __popc(__ballot_sync(0xffffffffu, thread_key >= by_share + (step << bit)));
+      packed |= one << (10 * (step - 1)) | other << (10 * (step + 2));
     }
+    if (threadIdx.x % 32 == 0) s.counts[turn][threadIdx.x / 32] = packed;
+    __syncthreads();
+    uint64_t sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += s.counts[turn][warp];
+    uint32_t step = 0, other_step = 0;  // counts fall with the step
+#pragma unroll
+    for (int t = 0; t < 3; ++t) {
+      step += (static_cast<uint32_t>(sum >> (10 * t)) & 1023) >= k ? 1 : 0;
+      other_step += (static_cast<uint32_t>(sum >> (10 * t + 30)) & 1023) >= share ? 1 : 0;
+    }
+    by_k += step << bit, by_share += other_step << bit;
   }
-  __syncthreads();
 }
 
 // Every block learns what every block found.
-__device__ void exchange_summaries(const Row& row, const ThreadBest& best, bool is_bad) {
+__device__ void exchange_summaries(const Row& row, const ThreadBest& best, bool is_bad, uint32_t reached_by_k,
+                                   uint32_t reached_by_share) {
   Shared& s = *row.shared;
   uint32_t key = best.key();
   uint32_t largest = __reduce_max_sync(0xffffffffu, key);
@@ -111,20 +119,22 @@ __device__ void exchange_summaries(const Row& row, const ThreadBest& best, bool 
     id = __reduce_min_sync(0xffffffffu, key == largest ? id : kNoId);
   }
   cg::this_cluster().barrier_wait();  // all blocks have begun: their shared memory is there
-  const Summary summary{largest, id, is_bad ? 1u : 0u, s.num_listed};
+  const Summary summary{largest, id, is_bad ? 1u : 0u, 0, reached_by_k, reached_by_share};
   tell_all(row, [&](Shared& other) { other.summaries[row.rank] = summary; });
   cg::this_cluster().sync();
 }
 
-// The row's, of all blocks' summaries.
+// The row's, of all blocks' summaries. reached_by_k: by so many ids of the row at least.
 __device__ Summary merge(const Shared& s) {
-  Summary all{0, kNoId, 0, 0};
+  Summary all{0, kNoId, 0, 0, 0, 0xffffffffu};
   for (int block = 0; block < kCluster; ++block) {
     const Summary& one = s.summaries[block];
     if (one.best_key > all.best_key) all.best_key = one.best_key, all.best_id = one.best_id;
     all.is_bad |= one.is_bad;
-    all.num_listed += min(one.num_listed, kListSize + 1);
+    all.reached_by_k = max(all.reached_by_k, one.reached_by_k);
+    all.reached_by_share = min(all.reached_by_share, one.reached_by_share);
   }
+  all.reached_by_k = max(all.reached_by_k, all.reached_by_share);
   return all;
 }
 
@@ -141,12 +151,15 @@ __device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint3
   }
   kept = min(kept, static_cast<uint32_t>(row.top_k));
   if (row.top_p < 1) {
+    // Few are kept: a thread each works their weights out. The block's logits are no longer needed.
+    auto* weight_of_entry = reinterpret_cast<uint64_t*>(s.values);
+    for (uint32_t i = threadIdx.x; i < kListSize; i += kThreads) {
+      weight_of_entry[i] = i < kept ? weight_of(row, value_of(key_at(i)), best) : 0;
+    }
+    __syncthreads();
     const uint32_t first = kEach * threadIdx.x;
     uint64_t weights[kEach], mine = 0, total;
-    for (uint32_t e = 0; e < kEach; ++e) {
-      weights[e] = first + e < kept ? weight_of(value_of(key_at(first + e)), best, row.temperature) : 0;
-      mine += weights[e];
-    }
+    for (uint32_t e = 0; e < kEach; ++e) weights[e] = weight_of_entry[first + e], mine += weights[e];
     uint64_t before = exclusive_scan(s, mine, total);
     const uint64_t target = top_p_target(total, row.top_p);
     for (uint32_t e = 0; e < kEach; ++e) {
@@ -160,28 +173,33 @@ __device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint3
   uint32_t id = kNoId;
   for (uint32_t i = threadIdx.x; i < kept; i += kThreads) {
     const uint32_t this_id = ~static_cast<uint32_t>(list[i]);
-    const double this_score = score_of(row, value_of(key_at(i)), this_id, 0.0);
+    const double this_score = score_of(row, value_of(key_at(i)), random_word(row, this_id));
     if (this_score > score || (this_score == score && this_id < id)) score = this_score, id = this_id;
   }
   reduce_scores(s, score, id);
   return id;
 }
 
-// Gathers the lists in the first block's memory and chooses there.
-__device__ void finish_from_lists(const Row& row, uint32_t total, uint32_t low_key, int32_t* token) {
+// Lists every id of the row that reaches `least` in the first block's memory and chooses there. False, and nothing
+// done, if they are too many.
+__device__ bool finish_from_list(const Row& row, uint32_t least, uint32_t low_key, int32_t* token) {
   const cg::cluster_group cluster = cg::this_cluster();
   Shared& s = *row.shared;
-  uint32_t offset = 0;
-  for (uint32_t block = 0; block < row.rank; ++block) offset += s.summaries[block].num_listed;
-  // The first block's logits are no longer needed: what may be chosen is in the lists.
-  auto* list = reinterpret_cast<uint64_t*>(cluster.map_shared_rank(row.shared, 0)->values);
-  for (uint32_t i = threadIdx.x; i < s.summaries[row.rank].num_listed; i += kThreads) list[offset + i] = s.list[i];
+  Shared& first = *cluster.map_shared_rank(row.shared, 0);
+  list_where(row, first, [&](float x, uint32_t) { return key_of(x) >= least; });
   cluster.sync();
-  if (row.rank != 0) return;
-  list = reinterpret_cast<uint64_t*>(s.values);
-  sort_descending(list, total);
-  const uint32_t id = choose_from_list(row, list, total, low_key);
+  const uint32_t total = first.num_listed;
+  if (total > kListSize) {
+    cluster.sync();  // all have read it
+    return false;
+  }
+  cluster.barrier_arrive();
+  if (row.rank != 0) return true;
+  sort_descending(s.list, total);
+  const uint32_t id = choose_from_list(row, s.list, total, low_key);
   if (threadIdx.x == 0) *token = static_cast<int32_t>(id);
+  cluster.barrier_wait();  // nobody reads this block's memory any more
+  return true;
 }
 
 __device__ void finish_by_selection(const Row& row, Filter filter, float best, uint32_t best_id, int32_t* token) {
@@ -219,8 +237,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
   const auto size = static_cast<uint32_t>(args.logits.cols);
   const uint32_t rank = blockIdx.x;
   const uint32_t first_id = min(rank * chunk, size);
-  const Row row{&s,    rank,    first_id, min(chunk, size - first_id), p.temperature, p.top_p, p.min_p,
-                p.key, p.position, p.top_k};
+  const Row row{
+      &s,    rank,       first_id, min(chunk, size - first_id), p.temperature, 1 / p.temperature, p.top_p, p.min_p,
+      p.key, p.position, p.top_k};
   if (row.position < 0) return;
   cg::this_cluster().barrier_arrive();
 
@@ -232,12 +251,13 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
   const bool is_bad = __syncthreads_or(thread_best.is_bad ? 1 : 0) != 0;
   const bool is_greedy = row.temperature < kGreedyBelow;
   const bool lists = !is_greedy && row.top_k > 0 && row.top_k <= kLargestListedTopK;
+  uint32_t reached_by_k = 0, reached_by_share = 0;
   if (lists) {
-    list_candidates(row, thread_best.key(), row.top_k);
-  } else if (threadIdx.x == 0) {
-    s.num_listed = 0;
+    if (threadIdx.x == 0) s.num_listed = 0;
+    find_reached(s, thread_best.key(), row.top_k, (row.top_k + kCluster - 1) / kCluster, reached_by_k,
+                 reached_by_share);
   }
-  exchange_summaries(row, thread_best, is_bad);
+  exchange_summaries(row, thread_best, is_bad, reached_by_k, reached_by_share);
 
   const Summary all = merge(s);
   if (all.is_bad != 0 || is_greedy || all.best_key <= kKeyOfMinusInfinity) {
@@ -251,11 +271,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
     const float floor = __double2float_ru(best + log(row.min_p) * row.temperature) + 0.0f;
     filter.low_key = max(filter.low_key, key_of(floor));
   }
-  if (lists && all.num_listed <= kListSize) {
-    finish_from_lists(row, all.num_listed, filter.low_key, args.tokens + r);
-  } else {
-    finish_by_selection(row, filter, best, all.best_id, args.tokens + r);
-  }
+  const uint32_t least = max(all.reached_by_k, kKeyOfMinusInfinity + 1);
+  if (lists && finish_from_list(row, least, filter.low_key, args.tokens + r)) return;
+  finish_by_selection(row, filter, best, all.best_id, args.tokens + r);
 }
 
 }  // namespace
@@ -271,8 +289,8 @@ void sample(Stream& stream, const ops::SampleArgs& args) {
   constexpr int64_t kMostBytes = 227 * 1024;  // of shared memory a block may have
   DI_CHECK(vocabulary <= kMostIds && bytes <= kMostBytes, "a vocabulary of {}: a row does not fit on the chip",
            vocabulary);
-  const bool is_aligned = vocabulary % 4 == 0 && args.logits.stride % 4 == 0 &&
-                          reinterpret_cast<uintptr_t>(args.logits.data) % 16 == 0;
+  const bool is_aligned =
+      vocabulary % 4 == 0 && args.logits.stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.logits.data) % 16 == 0;
   const auto kernel = is_aligned ? sample_kernel<true> : sample_kernel<false>;
   DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes));
   const dim3 grid(kCluster, static_cast<unsigned>(args.logits.rows));

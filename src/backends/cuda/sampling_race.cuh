@@ -31,13 +31,18 @@ __device__ inline Words random_words(uint64_t key, int64_t position, uint32_t gr
 
 __device__ inline double gumbel(uint32_t word) { return -log(-log((word + 0.5) * 0x1p-32)); }
 
+// A little below gumbel(word), from fp32 logarithms. Where u is almost 1 its distance from 1 says more.
+__device__ inline float noise_at_least(uint32_t word) {
+  const float u = (static_cast<float>(word) + 0.5f) * 0x1p-32f, rest = (static_cast<float>(~word) + 0.5f) * 0x1p-32f;
+  return (rest < 1e-3f ? -logf(rest) : -logf(-logf(u))) - 0.01f;
+}
+
 __device__ inline double score_of(const Row& row, float x, uint32_t word) {
   return static_cast<double>(x) / row.temperature + gumbel(word);
 }
-__device__ inline double score_of(const Row& row, float x, uint32_t id, double) {
+__device__ inline uint32_t random_word(const Row& row, uint32_t id) {
   const Words words = random_words(row.noise_key, row.position, id / 4);
-  const uint32_t word = id % 4 == 0 ? words.word[0] : id % 4 == 1 ? words.word[1] : id % 4 == 2 ? words.word[2] : words.word[3];
-  return score_of(row, x, word);
+  return id % 4 == 0 ? words.word[0] : id % 4 == 1 ? words.word[1] : id % 4 == 2 ? words.word[2] : words.word[3];
 }
 
 // An id with `leading` leading ones in its word has a noise below (leading + 1) * kNoisePerBit, because 1 - u is at
@@ -49,26 +54,33 @@ __device__ inline float limit_of(const Row& row, double score) {
   return __double2float_rd(at - 1e-6 * (fabs(at) + 34 * kNoisePerBit * row.temperature));
 }
 
-// Of this block's ids, in thread 0: the best score and its id. Starts from the row's best logit.
+// Of this block's ids, in thread 0: the best score and its id, of those that are not surely below the row's best logit.
+// What passes the bound is listed first and worked out together; a full list is no reason to stop: then at once.
 __device__ inline void race(const Row& row, const Filter& filter, float best, uint32_t best_id, double& score,
                             uint32_t& id) {
   Shared& s = *row.shared;
   if (threadIdx.x == 0) {
-    s.warp_scores[0] = score_of(row, best, best_id, 0.0);
-    s.race_limit = key_of(limit_of(row, s.warp_scores[0]));
+    s.num_listed = 0;
+    s.race_limit = key_of(limit_of(row, best / row.temperature + noise_at_least(random_word(row, best_id))));
   }
   __syncthreads();
-  score = s.warp_scores[0];
-  id = best_id;
-  __syncthreads();
+  score = -__builtin_huge_val();
+  id = kNoId;
+  const auto run = [&](float x, uint32_t this_id, uint32_t word) {
+    const double this_score = score_of(row, x, word);
+    if (this_score > score || (this_score == score && this_id < id)) score = this_score, id = this_id;
+    return this_score;
+  };
   const float per_bit = __double2float_ru(kNoisePerBit * row.temperature);
   const volatile uint32_t& limit_key = s.race_limit;  // only rises: an old one skips less
+#pragma unroll 2
   for (uint32_t i = threadIdx.x * 4; i < row.count; i += kThreads * 4) {
     const float4 x4 = *reinterpret_cast<const float4*>(s.values + i);
     const float x[4] = {x4.x, x4.y, x4.z, x4.w};
     const float limit = value_of(limit_key);
+    const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
     // Written so that a limit that is no number skips nothing.
-    if (fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) < limit - 33 * per_bit) continue;
+    if (largest < limit - 33 * per_bit || key_of(largest) < filter.low_key) continue;
     const Words words = random_words(row.noise_key, row.position, (row.first_id + i) / 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -76,10 +88,19 @@ __device__ inline void race(const Row& row, const Filter& filter, float best, ui
       if (x[j] < limit - static_cast<float>(leading + 1) * per_bit) continue;
       const uint32_t this_id = row.first_id + i + j;
       if (!filter.keeps(key_of(x[j]), this_id)) continue;
-      const double this_score = score_of(row, x[j], words.word[j]);
-      if (this_score > score) atomicMax(&s.race_limit, key_of(limit_of(row, this_score)));
-      if (this_score > score || (this_score == score && this_id < id)) score = this_score, id = this_id;
+      const uint32_t at = atomicAdd(&s.num_listed, 1);
+      if (at < kListSize) {
+        s.list[at] = static_cast<uint64_t>(__float_as_uint(x[j])) << 32 | this_id;
+      } else {
+        atomicMax(&s.race_limit, key_of(limit_of(row, run(x[j], this_id, words.word[j]))));
+      }
     }
+  }
+  __syncthreads();
+  const uint32_t count = min(s.num_listed, kListSize);
+  for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+    const auto this_id = static_cast<uint32_t>(s.list[i]);
+    run(__uint_as_float(static_cast<uint32_t>(s.list[i] >> 32)), this_id, random_word(row, this_id));
   }
   reduce_scores(s, score, id);
 }

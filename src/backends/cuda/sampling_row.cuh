@@ -43,8 +43,10 @@ struct Filter {
 struct Summary {
   uint32_t best_key;  // 0: no id is allowed
   uint32_t best_id;
-  uint32_t is_bad;        // a NaN or +infinity
-  uint32_t num_listed;    // candidates; more than kListSize: too many
+  uint32_t is_bad;  // a NaN or +infinity
+  uint32_t padding;
+  uint32_t reached_by_k;      // a key that top_k ids of the block reach
+  uint32_t reached_by_share;  // a key that the block's share of them, an eighth, reach
 };
 
 // Where a sum over a histogram's bins reaches its target: in `bin`, `before` being the sum of the bins above it.
@@ -62,7 +64,7 @@ struct Shared {
       uint32_t low[kBins];
       uint32_t high[kBins];
     } histogram;
-    uint64_t list[kListSize];  // key << 32 | ~id
+    alignas(16) uint64_t list[kListSize];  // key << 32 | ~id
   };
   Summary summaries[kCluster];
   Crossing crossing;
@@ -75,6 +77,7 @@ struct Shared {
   double warp_scores[kWarps];
   uint32_t warp_keys[kWarps];
   uint32_t warp_ids[kWarps];
+  uint64_t counts[2][kWarps];
   uint32_t num_listed;
   uint32_t race_limit;
   uint32_t id_limit;
@@ -87,7 +90,7 @@ struct Row {
   uint32_t rank;      // of the block in its cluster
   uint32_t first_id;  // multiple of 32
   uint32_t count;     // ids of this block, maybe 0
-  double temperature, top_p, min_p;
+  double temperature, inverse_temperature, top_p, min_p;
   uint64_t noise_key;
   int64_t position;
   int32_t top_k;
@@ -99,29 +102,61 @@ __device__ inline void append(Shared& s, float x, uint32_t id) {
   if (at < kListSize) s.list[at] = static_cast<uint64_t>(key_of(x)) << 32 | static_cast<uint32_t>(~id);
 }
 
-// Sorts a list's first `count` entries, largest first; what lies behind up to the next power of two (64 at least)
-// becomes 0. Called by the whole block, once the list is complete.
+// Puts the list's first `count` entries, all different, in descending order, by counting for each those before it.
+// Called by the whole block once the list is complete.
 __device__ inline void sort_descending(uint64_t* list, uint32_t count) {
-  uint32_t size = 64;
-  while (size < count) size *= 2;
-  for (uint32_t i = count + threadIdx.x; i < size; i += kThreads) list[i] = 0;
+  constexpr int kEach = kListSize / kThreads;
+  if (threadIdx.x == 0 && count % 2 != 0) list[count] = 0;  // entries are read in pairs; a list has room for it
   __syncthreads();
-  for (uint32_t length = 2; length <= size; length *= 2) {
-    for (uint32_t step = length / 2; step > 0; step /= 2) {
-      for (uint32_t pair = threadIdx.x; pair < size / 2; pair += kThreads) {
-        const uint32_t i = 2 * pair - (pair & (step - 1));
-        const uint64_t a = list[i], b = list[i + step];
-        if (a < b == ((i & length) == 0)) list[i] = b, list[i + step] = a;
-      }
-      const uint32_t next = step > 1 ? step / 2 : length;
-      if (step > 32 || next > 32) {
-        __syncthreads();
-      } else {
-        __syncwarp();  // pairs at most 32 apart stay within a warp
-      }
+  uint64_t mine[kEach];
+  uint32_t before[kEach] = {};
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const uint32_t i = e * kThreads + threadIdx.x;
+    mine[e] = i < count ? list[i] : 0;
+  }
+  const auto* pairs = reinterpret_cast<const ulonglong2*>(list);
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (e * kThreads >= count) break;
+#pragma unroll 4
+    for (uint32_t i = 0; i < (count + 1) / 2; ++i) {
+      const ulonglong2 pair = pairs[i];
+      before[e] += (pair.x > mine[e] ? 1 : 0) + (pair.y > mine[e] ? 1 : 0);
     }
   }
   __syncthreads();
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (e * kThreads + threadIdx.x < count) list[before[e]] = mine[e];
+  }
+  __syncthreads();
+}
+
+// f(four neighbouring logits, the first one's id) for the block's ids, each in one call. Beyond the last id come up to
+// three of -infinity.
+template <typename F>
+__device__ inline void for_each_four(const Row& row, F&& f) {
+  for (uint32_t i = threadIdx.x * 4; i < row.count; i += kThreads * 4) {
+    const float4 x4 = *reinterpret_cast<const float4*>(row.shared->values + i);
+    const float x[4] = {x4.x, x4.y, x4.z, x4.w};
+    f(x, row.first_id + i);
+  }
+}
+
+// Puts the block's ids that belong on a list. Few do: four are asked before anything is decided.
+template <typename Belongs>
+__device__ inline void list_where(const Row& row, Shared& list_owner, Belongs&& belongs) {
+  for_each_four(row, [&](const float(&x)[4], uint32_t id) {
+    bool is_listed[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) is_listed[j] = belongs(x[j], id + j);
+    if (!(is_listed[0] | is_listed[1] | is_listed[2] | is_listed[3])) return;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (is_listed[j]) append(list_owner, x[j], id + j);
+    }
+  });
 }
 
 // f(target block's shared memory) for every block of the cluster, each call by one thread.
@@ -142,8 +177,13 @@ __device__ inline void reduce_scores(Shared& s, double& score, uint32_t& id) {
   }
   if (threadIdx.x % 32 == 0) s.warp_scores[threadIdx.x / 32] = score, s.warp_ids[threadIdx.x / 32] = id;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < kWarps; ++warp) take(s.warp_scores[warp], s.warp_ids[warp]);
+  if (threadIdx.x < kWarps) {
+    score = s.warp_scores[threadIdx.x], id = s.warp_ids[threadIdx.x];
+    for (int step = kWarps / 2; step > 0; step /= 2) {
+      const double other = __shfl_xor_sync((1u << kWarps) - 1, score, step);
+      const uint32_t other_id = __shfl_xor_sync((1u << kWarps) - 1, id, step);
+      take(other, other_id);
+    }
   }
 }
 

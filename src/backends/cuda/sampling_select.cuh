@@ -1,7 +1,7 @@
 // Narrows a row's filter to the best ids whose count (top-k) or probability (top-p) reaches a target: larger logits
-// first, ties by the lower id. A histogram over slices of the logits finds the slice in which the target is reached; its
-// ids are sorted if they are few. Else further histograms over the keys inside it find the logit, and a count of ties
-// the id. All ways give the same filter.
+// first, ties by the lower id. A histogram over slices of the logits finds the slice in which the target is reached;
+// its ids are sorted if they are few. Else further histograms over the keys inside it find the logit, and a count of
+// ties the id. All ways give the same filter.
 //
 // Probabilities are fixed-point numbers of 2^-44, so that their sums are exact.
 #pragma once
@@ -13,8 +13,23 @@ namespace deepinfer::cuda::sampling {
 inline constexpr double kWeightUnit = 0x1p44;
 inline constexpr int64_t kMostIds = int64_t{1} << 19;  // whose weights, at most 1 each, fit in 63 bits
 
-__device__ inline uint64_t weight_of(float x, float best, double temperature) {
-  return static_cast<uint64_t>(exp((static_cast<double>(x) - best) / temperature) * kWeightUnit + 0.5);
+// 2^44 * exp((x - best) / temperature), the same number for the same x. Without a branch, so that several are worked
+// out side by side: 2^n * exp(r) with |r| <= ln 2 / 2, and twelve terms of the series, which are right to 2^-52.
+__device__ inline uint64_t weight_of(const Row& row, float x, float best) {
+  constexpr double kLog2E = 1.4426950408889634, kLn2High = 0x1.62e42fefa0000p-1, kLn2Low = 0x1.cf79abc9e3b3ap-40;
+  constexpr double kRounder = 0x1.8p52;
+  const double y = (static_cast<double>(x) - best) * row.inverse_temperature;
+  const double shifted = fma(y, kLog2E, kRounder);
+  const double n = shifted - kRounder;
+  const double r = fma(n, -kLn2Low, fma(n, -kLn2High, y));
+  double sum = 1.0 / 479001600;
+#pragma unroll
+  for (const double term : {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                            1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0}) {
+    sum = fma(sum, r, term);
+  }
+  const double scale = __hiloint2double((__double2loint(shifted) + 44 + 1023) << 20, 0);
+  return y > -32 ? __double2ull_rn(sum * scale) : 0;  // below, less than half a unit
 }
 
 // The least sum that top-p accepts.
@@ -23,32 +38,28 @@ __device__ inline uint64_t top_p_target(uint64_t total, double top_p) {
   return target < 1 ? 1 : target > total ? total : target;
 }
 
-// Adds up a thread's runs of equal bins before they go to shared memory, where many threads may want the same one.
+// Adds to four bins, or to one if they are the same. Of a 64-bit sum the halves are added apart, with the carry.
 template <bool kWeighted>
-class BinAdder {
- public:
-  __device__ explicit BinAdder(Shared& shared) : s_(shared) {}
-  __device__ void add(uint32_t bin, uint64_t amount) {
-    if (bin != bin_) flush(), bin_ = bin;
-    sum_ += amount;
+__device__ inline void add_to_bins(Shared& s, const uint32_t (&bins)[4], uint64_t (&amounts)[4]) {
+  if (bins[0] == bins[1] && bins[0] == bins[2] && bins[0] == bins[3]) {
+    amounts[0] += amounts[1] + amounts[2] + amounts[3];
+    amounts[1] = amounts[2] = amounts[3] = 0;
   }
-  __device__ void flush() {
-    if (sum_ == 0) return;
-    const auto low = static_cast<uint32_t>(sum_);
-    const uint32_t old = atomicAdd(&s_.histogram.low[bin_], low);
-    if constexpr (kWeighted) {
-      const uint32_t carry = old + low < old ? 1 : 0;
-      const uint32_t high = static_cast<uint32_t>(sum_ >> 32) + carry;
-      if (high != 0) atomicAdd(&s_.histogram.high[bin_], high);
+  uint32_t old[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (amounts[j] != 0) old[j] = atomicAdd(&s.histogram.low[bins[j]], static_cast<uint32_t>(amounts[j]));
+  }
+  if constexpr (kWeighted) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (amounts[j] == 0) continue;
+      const auto low = static_cast<uint32_t>(amounts[j]);
+      const uint32_t high = static_cast<uint32_t>(amounts[j] >> 32) + (old[j] + low < low ? 1 : 0);
+      if (high != 0) atomicAdd(&s.histogram.high[bins[j]], high);
     }
-    sum_ = 0;
   }
-
- private:
-  Shared& s_;
-  uint32_t bin_ = 0;
-  uint64_t sum_ = 0;
-};
+}
 
 __device__ inline void clear_histogram(Shared& s) {
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads) s.histogram.low[bin] = 0, s.histogram.high[bin] = 0;
@@ -103,10 +114,13 @@ template <typename Belongs>
 __device__ void find_range(const Row& row, uint32_t& low, uint32_t& high, Belongs&& belongs) {
   Shared& s = *row.shared;
   low = 0xffffffffu, high = 0;
-  for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
-    const uint32_t key = key_of(s.values[i]);
-    if (belongs(key, row.first_id + i, s.values[i])) low = min(low, key), high = max(high, key);
-  }
+  for_each_four(row, [&](const float(&x)[4], uint32_t id) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t key = key_of(x[j]);
+      if (belongs(x[j], id + j)) low = min(low, key), high = max(high, key);
+    }
+  });
   low = __reduce_min_sync(0xffffffffu, low);
   high = __reduce_max_sync(0xffffffffu, high);
   if (threadIdx.x % 32 == 0) s.warp_keys[threadIdx.x / 32] = low, s.warp_ids[threadIdx.x / 32] = high;
@@ -114,7 +128,8 @@ __device__ void find_range(const Row& row, uint32_t& low, uint32_t& high, Belong
   for (int warp = 0; warp < kWarps; ++warp) low = min(low, s.warp_keys[warp]), high = max(high, s.warp_ids[warp]);
   tell_all(row, [&](Shared& other) { other.low_keys[row.rank] = low, other.high_keys[row.rank] = high; });
   cg::this_cluster().sync();
-  for (int block = 0; block < kCluster; ++block) low = min(low, s.low_keys[block]), high = max(high, s.high_keys[block]);
+  for (int block = 0; block < kCluster; ++block)
+    low = min(low, s.low_keys[block]), high = max(high, s.high_keys[block]);
 }
 
 // The id of the take-th of the ids that belong, over all blocks; there are at least so many.
@@ -152,9 +167,7 @@ __device__ bool narrow_by_sorting(const Row& row, uint64_t target, Filter& resul
   Shared& s = *row.shared;
   if (threadIdx.x == 0) s.num_listed = 0;
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
-    if (belongs(key_of(s.values[i]), row.first_id + i, s.values[i])) append(s, s.values[i], row.first_id + i);
-  }
+  list_where(row, s, belongs);
   __syncthreads();
   const uint32_t mine = s.num_listed;
   tell_all(row, [&](Shared& other) { other.ties[row.rank] = min(mine, kListSize + 1); });
@@ -200,7 +213,7 @@ __device__ bool narrow_by_sorting(const Row& row, uint64_t target, Filter& resul
 template <bool kWeighted, typename Target>
 __device__ Filter narrow(const Row& row, const Filter& filter, float best, Target&& target_of) {
   Shared& s = *row.shared;
-  const auto measure = [&](float x) -> uint64_t { return kWeighted ? weight_of(x, best, row.temperature) : 1; };
+  const auto measure = [&](float x) -> uint64_t { return kWeighted ? weight_of(row, x, best) : 1; };
   const float slices_per_logit = kWeighted ? static_cast<float>(32 / row.temperature) : 64.0f;
   const auto slice_of = [&](float x) -> uint32_t {
     const float distance = (best - x) * slices_per_logit;
@@ -208,21 +221,27 @@ __device__ Filter narrow(const Row& row, const Filter& filter, float best, Targe
   };
   const auto add_all = [&](auto&& belongs, auto&& bin_of) {
     clear_histogram(s);
-    BinAdder<kWeighted> adder(s);
-    for (uint32_t i = threadIdx.x; i < row.count; i += kThreads) {
-      const float x = s.values[i];
-      const uint32_t key = key_of(x);
-      if (belongs(key) && filter.keeps(key, row.first_id + i)) adder.add(bin_of(key, x), measure(x));
-    }
-    adder.flush();
+    for_each_four(row, [&](const float(&x)[4], uint32_t id) {
+      uint32_t bins[4];
+      uint64_t amounts[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = key_of(x[j]);
+        const bool counts = belongs(key) && filter.keeps(key, id + j);
+        bins[j] = counts ? bin_of(key, x[j]) : 0;
+        amounts[j] = measure(x[j]);
+        if (!counts) amounts[j] = 0;
+      }
+      add_to_bins<kWeighted>(s, bins, amounts);
+    });
   };
 
   add_all([](uint32_t) { return true; }, [&](uint32_t, float x) { return slice_of(x); });
   Crossing crossing = find_crossing<kWeighted>(row, true, target_of);
   if (crossing.bin == kBins) return filter;
   uint64_t remaining = crossing.target - crossing.before;
-  const auto is_in_slice = [&](uint32_t key, uint32_t id, float x) {
-    return filter.keeps(key, id) && slice_of(x) == crossing.bin;
+  const auto is_in_slice = [&](float x, uint32_t id) {
+    return filter.keeps(key_of(x), id) & (slice_of(x) == crossing.bin);
   };
   Filter result;
   if (narrow_by_sorting(row, remaining, result, is_in_slice, measure)) return result;
@@ -243,7 +262,8 @@ __device__ Filter narrow(const Row& row, const Filter& filter, float best, Targe
   const uint64_t take = (remaining + each - 1) / each;
   result = {low, low == filter.low_key ? filter.id_limit : kNoId};
   if (take < crossing.inside / each) {
-    result.id_limit = find_nth(row, take, [&](uint32_t key, uint32_t id) { return key == low && filter.keeps(key, id); });
+    result.id_limit =
+        find_nth(row, take, [&](uint32_t key, uint32_t id) { return key == low && filter.keeps(key, id); });
   }
   return result;
 }

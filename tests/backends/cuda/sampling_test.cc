@@ -23,7 +23,8 @@ struct Batch {
     rows.push_back(how);
   }
   Batch slice(size_t begin, size_t end) const {
-    return {vocabulary, {logits.begin() + begin, logits.begin() + end}, {rows.begin() + begin, rows.begin() + end}, masks};
+    return {
+        vocabulary, {logits.begin() + begin, logits.begin() + end}, {rows.begin() + begin, rows.begin() + end}, masks};
   }
 };
 
@@ -80,7 +81,8 @@ class SamplingTest : public CudaTest {
     args.tokens = tokens.data();
     args.logits = {logits.data(), num_rows, batch.vocabulary, stride};
     args.rows = rows.data();
-    if (!masks.empty()) args.allowed = dense<const uint32_t>(allowed.data(), static_cast<int64_t>(batch.masks.size()), words);
+    if (!masks.empty())
+      args.allowed = dense<const uint32_t>(allowed.data(), static_cast<int64_t>(batch.masks.size()), words);
     cuda::sample(stream(), args);
     return tokens.values();
   }
@@ -124,7 +126,7 @@ class SamplingTest : public CudaTest {
   }
 
   static constexpr double kTemperatures[] = {0, 9e-6, 1e-5, 0.01, 0.7, 1, 3, 1e3, 1e9};
-  static constexpr int32_t kTopKs[] = {0, -1, 1, 2, 50, 96, 97, 700};
+  static constexpr int32_t kTopKs[] = {0, -1, 1, 2, 50, 128, 129, 700};
   static constexpr double kTopPs[] = {1, 0.9999, 0.9, 0.5, 1e-9};
   static constexpr double kMinPs[] = {0, 1e-4, 0.1, 1};
 };
@@ -161,8 +163,8 @@ TEST_F(SamplingTest, ChoosesAsTheSamplerDoesOverTheReleasedVocabulary) {
   batch.masks = {random_mask(kRealVocabulary, 2), random_mask(kRealVocabulary, 1000)};
   const auto any = [&](const auto& values) { return values[random()() % std::size(values)]; };
   for (int r = 0; r < 400; ++r) {
-    batch.add(logits[r % logits.size()], way(any(kTemperatures), any(kTopKs), any(kTopPs), any(kMinPs),
-                                             static_cast<int32_t>(random()() % 4) - 1));
+    batch.add(logits[r % logits.size()],
+              way(any(kTemperatures), any(kTopKs), any(kTopPs), any(kMinPs), static_cast<int32_t>(random()() % 4) - 1));
     if (batch.rows.back().mask_row > 1) batch.rows.back().mask_row = -1;
   }
   // What most requests ask for.
@@ -239,7 +241,12 @@ TEST_F(SamplingTest, HandlesTheLargestAndTheSmallestNumbers) {
     if (r % 3 == 0) {
       for (float& x : logits) x = std::min(x, 100.0f);
     }
-    batch.add(logits, way(r % 4 == 0 ? 1e30 : r % 4 == 1 ? 1e-5 : 1, r % 5 == 0 ? 30 : r % 5 == 1 ? 500 : 0,
+    batch.add(logits, way(r % 4 == 0   ? 1e30
+                          : r % 4 == 1 ? 1e-5
+                                       : 1,
+                          r % 5 == 0   ? 30
+                          : r % 5 == 1 ? 500
+                                       : 0,
                           r % 7 < 3 ? 0.9 : 1, r % 11 == 0 ? 0.2 : 0));
   }
   expect_the_samplers_choice(batch);
@@ -251,8 +258,11 @@ TEST_F(SamplingTest, ChoosesTheSameForARowAloneAndInAnyBatch) {
   std::vector<Floats> logits;
   for (int i = 0; i < 5; ++i) logits.push_back(spread_logits(kRealVocabulary));
   for (int r = 0; r < 256; ++r) {
-    batch.add(logits[r % 5], way(r % 7 == 0 ? 0 : 1, r % 3 == 0 ? 50 : r % 3 == 1 ? 1000 : 0, r % 2 == 0 ? 0.95 : 1, 0,
-                                 r % 4 == 0 ? 0 : -1));
+    batch.add(logits[r % 5], way(r % 7 == 0 ? 0 : 1,
+                                 r % 3 == 0   ? 50
+                                 : r % 3 == 1 ? 1000
+                                              : 0,
+                                 r % 2 == 0 ? 0.95 : 1, 0, r % 4 == 0 ? 0 : -1));
   }
   const std::vector<int32_t> together = choose(batch);
   for (const size_t r : {0, 1, 2, 3, 100, 254, 255}) EXPECT_EQ(choose(batch.slice(r, r + 1))[0], together[r]) << r;
