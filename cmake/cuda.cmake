@@ -2,7 +2,7 @@
 # ON insists on it, OFF leaves it out. A program without it says so when it is asked for that device.
 #
 # Kernels are compiled for compute capability 9.0 alone, with the instructions that only such cards have (90a).
-set(DEEPINFER_CUDA OFF CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
+set(DEEPINFER_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(DEEPINFER_HAS_CUDA OFF)
 set(DEEPINFER_LEAST_NVCC 12.4)
 

@@ -12,7 +12,7 @@ namespace {
 
 std::unique_ptr<Device> card() { return make_device({.name = "cuda", .gpu_memory_utilization = 0.5}).value(); }
 
-#define SKIP_WITHOUT_A_CARD()                                                         \
+#define SKIP_WITHOUT_A_CARD()                                                                         \
   if (const auto device = make_device({.name = "cuda", .gpu_memory_utilization = 0.1}); !device.ok()) \
   GTEST_SKIP() << "no card to run on: " << device.status().message()
 
@@ -108,7 +108,8 @@ struct Crowd {
     std::vector<float> logits;
     for (const int s : who) {
       states.push_back(model_.make_sequence());
-      const SequenceStep prompt{&states.back(), std::span(tokens[s]).first(tokens[s].size() - kSteps), LogitRows::kNone};
+      const SequenceStep prompt{&states.back(), std::span(tokens[s]).first(tokens[s].size() - kSteps),
+                                LogitRows::kNone};
       EXPECT_TRUE(model_.forward({&prompt, 1}, logits).ok());
     }
     for (int i = 0; i < kSteps; ++i) {
@@ -143,7 +144,8 @@ TEST(CardBatches, NoBatchMateAndNoPlaceInABatchChangesABit) {
         for (int i = 0; i < size; ++i) who[i] = (i + shift) % size;
         const std::vector<std::vector<float>> got = crowd.go(who);
         for (int i = 0; i < size; ++i) {
-          ASSERT_EQ(got[i], crowd.alone[who[i]]) << name << ", batch of " << size << ", place " << i << ", sequence " << who[i];
+          ASSERT_EQ(got[i], crowd.alone[who[i]])
+              << name << ", batch of " << size << ", place " << i << ", sequence " << who[i];
         }
       }
     }
@@ -175,38 +177,51 @@ TEST(CardBatches, NoChunkOfAPromptChangesABit) {
 
 // --- the CPU's tokens ----------------------------------------------------------------------------------------------
 
-TEST(CardTiny, ContinuesAsTheCpuDoes) {
-  SKIP_WITHOUT_A_CARD();
-  // Roundings to E4M3 and BF16 turn differences of fp32 sums into steps, so a logit may differ by so much of the row's
-  // largest, and only then a choice may.
-  constexpr double kTolerance = 0.06;
-  GoldenModel cpu("tiny", Numerics::kOfficial);
-  GoldenModel model("tiny", Numerics::kOfficial, card());
+// Greedy text of the CPU, and what the card makes of the same tokens.
+struct Agreement {
   Errors errors;
   int same = 0, all = 0;
-  for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
-    std::vector<int32_t> tokens = random_tokens(3, cpu->config().vocab_size, seed);
-    SequenceState there = cpu->make_sequence(), here = model->make_sequence();
-    std::vector<float> expected, got;
-    for (int i = 0; i < 100; ++i) {
-      const size_t count = i == 0 ? tokens.size() : 1;
-      const SequenceStep on_cpu{&there, std::span(tokens).last(count), LogitRows::kLast};
-      const SequenceStep on_card{&here, std::span(tokens).last(count), LogitRows::kLast};
-      ASSERT_TRUE(cpu->forward({&on_cpu, 1}, expected).ok());
-      ASSERT_TRUE(model->forward({&on_card, 1}, got).ok());
-      const std::vector<double> golden(expected.begin(), expected.end());
-      errors.all.push_back(relative_error(got, golden));
-      EXPECT_LE(errors.all.back(), kTolerance) << "seed " << seed << ", token " << i;
-      expect_same_argmax(got, golden, kTolerance);
-      const auto best = std::max_element(expected.begin(), expected.end()) - expected.begin();
-      same += best == std::max_element(got.begin(), got.end()) - got.begin();
-      ++all;
-      tokens.push_back(static_cast<int32_t>(best));
+
+  Agreement(Numerics numerics, double tolerance) {
+    GoldenModel cpu("tiny", numerics);
+    GoldenModel model("tiny", numerics, card());
+    for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+      std::vector<int32_t> tokens = random_tokens(3, cpu->config().vocab_size, seed);
+      SequenceState there = cpu->make_sequence(), here = model->make_sequence();
+      std::vector<float> expected, got;
+      for (int i = 0; i < 100; ++i) {
+        const size_t count = i == 0 ? tokens.size() : 1;
+        const SequenceStep on_cpu{&there, std::span(tokens).last(count), LogitRows::kLast};
+        const SequenceStep on_card{&here, std::span(tokens).last(count), LogitRows::kLast};
+        EXPECT_TRUE(cpu->forward({&on_cpu, 1}, expected).ok());
+        EXPECT_TRUE(model->forward({&on_card, 1}, got).ok());
+        const std::vector<double> golden(expected.begin(), expected.end());
+        errors.all.push_back(relative_error(got, golden));
+        EXPECT_LE(errors.all.back(), tolerance) << "seed " << seed << ", token " << i;
+        expect_same_argmax(got, golden, tolerance);
+        const auto best = std::max_element(expected.begin(), expected.end()) - expected.begin();
+        same += best == std::max_element(got.begin(), got.end()) - got.begin();
+        ++all;
+        tokens.push_back(static_cast<int32_t>(best));
+      }
     }
+    std::printf("%d of %d greedy tokens are the CPU's; logits differ by at most %.2e, median %.2e\n", same, all,
+                errors.largest(), errors.median());
   }
-  std::printf("%d of %d greedy tokens are the CPU's; logits differ by at most %.2e, median %.2e\n", same, all,
-              errors.largest(), errors.median());
-  EXPECT_LE(errors.median(), 0.015);
+};
+
+TEST(CardTiny, InExactNumericsEveryTokenIsTheCpus) {
+  SKIP_WITHOUT_A_CARD();
+  const Agreement agreement(Numerics::kExact, 1e-4);
+  EXPECT_EQ(agreement.same, agreement.all);
+}
+
+TEST(CardTiny, InOfficialNumericsEveryClearTokenIsTheCpus) {
+  SKIP_WITHOUT_A_CARD();
+  // Roundings to E4M3 and BF16 and choices of experts turn differences of fp32 sums into steps. On this model the
+  // reference itself moves by 2.2 % of a row's largest logit in the median when fp32 sums become double ones.
+  Agreement agreement(Numerics::kOfficial, 0.12);
+  EXPECT_LE(agreement.errors.median(), 0.03);
 }
 
 }  // namespace
