@@ -45,11 +45,7 @@ Status check_card(const CardFacts& facts) {
 }
 
 CudaDevice::CudaDevice(std::string card, int num_sms, int64_t total_bytes, int64_t budget)
-    : card_(std::move(card)),
-      num_sms_(num_sms),
-      total_bytes_(total_bytes),
-      table_(make_op_table()),
-      pool_(budget) {}
+    : card_(std::move(card)), num_sms_(num_sms), total_bytes_(total_bytes), table_(make_op_table()), pool_(budget) {}
 
 std::string CudaDevice::description() const {
   return fmt::format("cuda, {}, {:.0f} GiB of which {:.0f} may be used, {} multiprocessors, {} kernels", card_,
@@ -121,15 +117,16 @@ Result<std::unique_ptr<Device>> make_cuda_device(const CudaOptions& options) {
   }
   const auto budget = static_cast<int64_t>(static_cast<double>(total_bytes) * options.memory_utilization);
   if (budget > static_cast<int64_t>(free_bytes)) {
-    return Status(ErrorCode::kOutOfMemory,
-                  fmt::format("device cuda: gpu_memory_utilization {} is {:.1f} GiB, and {:.1f} of {:.1f} GiB are free; "
-                              "lower it, or end other programs that use the card",
-                              options.memory_utilization, static_cast<double>(budget) / (int64_t{1} << 30),
-                              static_cast<double>(free_bytes) / (int64_t{1} << 30),
-                              static_cast<double>(total_bytes) / (int64_t{1} << 30)));
+    return Status(
+        ErrorCode::kOutOfMemory,
+        fmt::format("device cuda: gpu_memory_utilization {} is {:.1f} GiB, and {:.1f} of {:.1f} GiB are free; "
+                    "lower it, or end other programs that use the card",
+                    options.memory_utilization, static_cast<double>(budget) / (int64_t{1} << 30),
+                    static_cast<double>(free_bytes) / (int64_t{1} << 30),
+                    static_cast<double>(total_bytes) / (int64_t{1} << 30)));
   }
-  return std::unique_ptr<Device>(std::make_unique<cuda::CudaDevice>(
-      card.name, card.multiProcessorCount, static_cast<int64_t>(total_bytes), budget));
+  return std::unique_ptr<Device>(std::make_unique<cuda::CudaDevice>(card.name, card.multiProcessorCount,
+                                                                    static_cast<int64_t>(total_bytes), budget));
 }
 
 }  // namespace deepinfer

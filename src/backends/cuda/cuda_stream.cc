@@ -46,9 +46,10 @@ Status CudaStream::synchronize() {
   DI_CHECK(!recording_, "synchronize() while recording");
   cudaError_t error = cudaStreamSynchronize(handle_);
   if (error == cudaSuccess) return Status();
-  return Status(ErrorCode::kIo, fmt::format("the card failed: {} ({}); start the program again, and if it happens again "
-                                            "look for messages of the driver in the system's log",
-                                            cudaGetErrorString(error), cudaGetErrorName(error)));
+  return Status(ErrorCode::kIo,
+                fmt::format("the card failed: {} ({}); start the program again, and if it happens again "
+                            "look for messages of the driver in the system's log",
+                            cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
 void CudaStream::begin_recording() {

@@ -99,9 +99,8 @@ void gather_units(Stream& stream, const ops::GatherRowsArgs& a) {
   const int units = static_cast<int>(a.out.cols / unit);
   dim3 blocks = blocks_for(units, kFlatThreads);
   blocks.y = static_cast<unsigned>(a.out.rows);
-  launch(stream, Start::kEarly, blocks, kFlatThreads, 0, gather_rows_kernel<Unit>,
-         reinterpret_cast<Unit*>(a.out.data), a.out.stride / unit, reinterpret_cast<const Unit*>(a.in.data),
-         a.in.stride / unit, a.rows, units);
+  launch(stream, Start::kEarly, blocks, kFlatThreads, 0, gather_rows_kernel<Unit>, reinterpret_cast<Unit*>(a.out.data),
+         a.out.stride / unit, reinterpret_cast<const Unit*>(a.in.data), a.in.stride / unit, a.rows, units);
 }
 
 }  // namespace

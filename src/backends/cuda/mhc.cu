@@ -3,192 +3,19 @@
 // sums, added in order). The same kernels with parts left out make the single ops, so the bits agree.
 //
 // Floor a row of width 5120: 41 KB of streams and 10 KB of y read, 41 KB of streams and 10 KB (20 with the quantised
-// form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Many rows go in pieces, so that the
-// second kernel finds in the cache what the first one left.
+// form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Very many rows go in pieces, to
+// bound the partial sums (4 KB a row).
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/mhc_finish.cuh"
 #include "backends/cuda/mhc_generic.cuh"
 #include "backends/cuda/mhc_streams.cuh"
-#include "backends/cuda/row_norm.cuh"
 
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kCoefficientRows = 8;  // most that a block of the second kernel has
-// Partial sums: warp w of kSumWarps adds those of slices w, w + kSumWarps, ...; then the warps' sums are added in order.
-constexpr int kSumWarps = 4;
-constexpr int kSlicesAtOnce = 10;  // that a thread asks for before it adds the first
-#ifdef MHC_TUNE
-}
-int kFewRows = 128, kRowsAtOnce = 2048;
-namespace {
-#else
-constexpr int64_t kRowsAtOnce = 2048;
-constexpr int kFewRows = 128;  // up to here the kernel for few rows is the faster one
-#endif
-
-struct CoefficientsParams {
-  const float* sums;  // [slices, rows, outputs + 1]
-  int slices;
-  const float *scale, *base;
-  MatrixView<float> pre, post, mix;
-  int rows, rows_a_block, h, iterations;
-  float eps, norm_eps, width;  // width: values in a row of streams
-};
-
-template <typename T>
-struct NormParams {
-  T* rows;  // normalised in place
-  int64_t stride;
-  T* quantised;
-  int64_t quantised_stride;
-  const float* weight;
-  int width;
-  float eps;
-  bool round;
-};
-
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-// To within two units in the last place; x normal.
-__device__ inline float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-template <int kCount>
-__device__ inline float sum_of(float (&x)[kCount]) {
-  float sums[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i] = x[i];
-#pragma unroll
-  for (int step = kCount / 2; step > 0; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < step; ++i) sums[i] += sums[i + step];
-  }
-  return sums[0];
-}
-
-// The logits of one row in registers become the mix. kH streams.
-template <int kH>
-__device__ inline void sinkhorn(float (&m)[kH][kH], int iterations, float eps) {
-#pragma unroll
-  for (int i = 0; i < kH; ++i) {
-    float largest = m[i][0], sum = 0;
-#pragma unroll
-    for (int j = 1; j < kH; ++j) largest = fmaxf(largest, m[i][j]);
-#pragma unroll
-    for (int j = 0; j < kH; ++j) {
-      m[i][j] = expf(m[i][j] - largest);
-      sum += m[i][j];
-    }
-#pragma unroll
-    for (int j = 0; j < kH; ++j) m[i][j] = m[i][j] / sum + eps;
-  }
-  for (int k = 0; k < iterations; ++k) {
-    if (k > 0) {
-#pragma unroll
-      for (int i = 0; i < kH; ++i) {
-        const float scale = reciprocal(sum_of<kH>(m[i]) + eps);
-#pragma unroll
-        for (int j = 0; j < kH; ++j) m[i][j] *= scale;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kH; ++j) {
-      float column[kH];
-#pragma unroll
-      for (int i = 0; i < kH; ++i) column[i] = m[i][j];
-      const float scale = reciprocal(sum_of<kH>(column) + eps);
-#pragma unroll
-      for (int i = 0; i < kH; ++i) m[i][j] *= scale;
-    }
-  }
-}
-
-template <int kH>
-__device__ inline void mix_of_row(float* mix, const float* logits, int iterations, float eps) {
-  float m[kH][kH];
-#pragma unroll
-  for (int i = 0; i < kH; ++i) {
-#pragma unroll
-    for (int j = 0; j < kH; ++j) m[i][j] = logits[i * kH + j];
-  }
-  sinkhorn<kH>(m, iterations, eps);
-#pragma unroll
-  for (int i = 0; i < kH; ++i) {
-#pragma unroll
-    for (int j = 0; j < kH; ++j) mix[i * kH + j] = m[i][j];
-  }
-}
-
-// Sums one value's parts, from slice `warp` on in steps of kSumWarps; `part` is slice 0's and `stride` leads to the next.
-__device__ inline float sum_slices(const float* part, int64_t stride, int warp, int slices) {
-  float sum = 0;
-  int s = warp;
-  for (; s + kSumWarps * (kSlicesAtOnce - 1) < slices; s += kSumWarps * kSlicesAtOnce) {
-    float parts[kSlicesAtOnce];
-#pragma unroll
-    for (int k = 0; k < kSlicesAtOnce; ++k) parts[k] = part[(s + kSumWarps * k) * stride];
-#pragma unroll
-    for (int k = 0; k < kSlicesAtOnce; ++k) sum += parts[k];
-  }
-  for (; s < slices; s += kSumWarps) sum += part[s * stride];
-  return sum;
-}
-
-// The coefficients of rows from `first` on.
-template <int kH>
-__device__ inline void coefficients_of(const CoefficientsParams& p, int first) {
-  constexpr int outputs = kH * (kH + 2), sums = outputs + 1;
-  __shared__ float of_warps[kSumWarps][kCoefficientRows * sums];
-  __shared__ float m[kCoefficientRows][sums];
-  const int rows = min(p.rows_a_block, p.rows - first);
-  const int warp = threadIdx.x / 32;
-  if (warp < kSumWarps) {
-    for (int i = threadIdx.x % 32; i < rows * sums; i += 32) {
-      of_warps[warp][i] =
-          sum_slices(p.sums + int64_t{first} * sums + i, int64_t{p.rows} * sums, warp, p.slices);
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < rows * sums; i += blockDim.x) {
-    float sum = of_warps[0][i];
-#pragma unroll
-    for (int w = 1; w < kSumWarps; ++w) sum += of_warps[w][i];
-    m[i / sums][i % sums] = sum;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < rows * outputs; i += blockDim.x) {
-    const int r = i / outputs, o = i % outputs, kind = o < kH ? 0 : (o < 2 * kH ? 1 : 2);
-    const float norm = 1.0f / sqrtf(m[r][outputs] / p.width + p.norm_eps);
-    const float logit = fmaf(m[r][o] * norm, p.scale[kind], p.base[o]);
-    if (kind == 0) p.pre.data[(first + r) * p.pre.stride + o] = sigmoid(logit) + p.eps;
-    if (kind == 1) p.post.data[(first + r) * p.post.stride + o - kH] = 2.0f * sigmoid(logit);
-    if (kind == 2) m[r][o] = logit;
-  }
-  __syncthreads();
-  const int r = threadIdx.x;
-  if (r < rows) mix_of_row<kH>(p.mix.data + (first + r) * p.mix.stride, &m[r][2 * kH], p.iterations, p.eps);
-}
-
-// The first blocks have coefficients, which take longer; the others a row to normalise each.
-template <typename T, int kH, int kVecs>
-__global__ void mhc_finish_kernel(const CoefficientsParams c, const NormParams<T> n, int coefficient_blocks) {
-  if (static_cast<int>(blockIdx.x) < coefficient_blocks) {
-    wait_for_kernel_before();
-    let_next_kernel_start();
-    coefficients_of<kH>(c, blockIdx.x * c.rows_a_block);
-    return;
-  }
-  const RowWeights<kVecs> weights(n.weight, n.width);
-  wait_for_kernel_before();
-  let_next_kernel_start();
-  const int64_t r = blockIdx.x - coefficient_blocks;
-  normalise_row(n.rows + r * n.stride, n.rows + r * n.stride,
-                n.quantised ? n.quantised + r * n.quantised_stride : nullptr, weights, n.width, n.eps, n.round);
-}
+constexpr int64_t kRowsAtOnce = 8192;
+constexpr int kFewRows = 64;  // up to here the kernel for few rows is the faster one
 
 // What one call does: parts that are absent are left out.
 struct Boundary {
@@ -229,7 +56,7 @@ template <bool kUpdate, bool kCollapse, bool kProject>
 void launch_streams(Stream& stream, const MhcStreamsParams& p) {
   const int slices = (p.hidden + kMhcSlice - 1) / kMhcSlice;
   if (!kProject || p.rows <= kFewRows) {
-    launch(stream, Start::kEarly, dim3(slices, (p.rows + kMhcWarpRows - 1) / kMhcWarpRows), kMhcFewThreads, 0,
+    launch(stream, Start::kEarly, dim3(slices, (p.rows + kMhcWarpRows - 1) / kMhcWarpRows), kMhcGroupThreads, 0,
            mhc_few_rows_kernel<kUpdate, kCollapse, kProject>, p);
     return;
   }
@@ -239,7 +66,7 @@ void launch_streams(Stream& stream, const MhcStreamsParams& p) {
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
     DI_CUDA_CHECK(allowed);
     // As many blocks as run at once, one a multiprocessor: the weights are split once a block.
-    const int tiles = (p.rows + kMhcManyRows - 1) / kMhcManyRows;
+    const int tiles = (p.rows + kMhcGroups * kMhcWarpRows - 1) / (kMhcGroups * kMhcWarpRows);
     const int most = std::max(1, cuda_stream(stream).num_sms() / slices);
     launch(stream, Start::kEarly, dim3(slices, std::min(tiles, most)), kMhcManyThreads, sizeof(MhcShared), kKernel, p);
   }
@@ -294,14 +121,25 @@ void finish(Stream& stream, const Boundary& b, const float* sums) {
   if (b.weights) {
     const ops::MhcWeights& w = *b.weights;
     const int rows_a_block = b.streams.rows <= 128 ? 1 : kCoefficientRows;  // few rows are sooner done one by one
-    c = {sums, static_cast<int>(slices_of(b)), w.scale, w.base, b.coefficients.pre, b.coefficients.post,
-         b.coefficients.mix, static_cast<int>(b.streams.rows), rows_a_block, static_cast<int>(b.h), w.iterations, w.eps,
-         w.norm_eps, static_cast<float>(b.streams.cols)};
+    c = {sums,
+         static_cast<int>(slices_of(b)),
+         w.scale,
+         w.base,
+         b.coefficients.pre,
+         b.coefficients.post,
+         b.coefficients.mix,
+         static_cast<int>(b.streams.rows),
+         rows_a_block,
+         static_cast<int>(b.h),
+         w.iterations,
+         w.eps,
+         w.norm_eps,
+         static_cast<float>(b.streams.cols)};
     coefficient_blocks = (b.streams.rows + rows_a_block - 1) / rows_a_block;
   }
   if (b.out) {
     const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
-    n = {out.data, out.stride, quantised.data, quantised.stride, b.norm_weight, static_cast<int>(b.hidden()),
+    n = {out.data,   out.stride, quantised.data, quantised.stride, b.norm_weight, static_cast<int>(b.hidden()),
          b.norm_eps, b.round};
     norm_blocks = b.out.rows;
   }

@@ -1,4 +1,5 @@
-// The quantisers of ops::FakeQuant on the card: the bits of backends/cpu/group_quantisers.h, computed by the same steps.
+// The quantisers of ops::FakeQuant on the card: the bits of backends/cpu/group_quantisers.h, computed by the same
+// steps.
 //
 // A thread has eight neighbouring values; the threads of a group are neighbours in a warp and hold it whole.
 #pragma once

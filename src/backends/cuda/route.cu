@@ -6,7 +6,7 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kThreads = 384;  // one an expert, as released: a score in double takes long
+constexpr int kThreads = 384;       // one an expert, as released: a score in double takes long
 constexpr int kMostExperts = 1024;  // for whose scores a block has room
 constexpr int kMostChosen = 32;     // one a lane
 

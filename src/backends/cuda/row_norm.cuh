@@ -20,16 +20,23 @@ inline int norm_threads(int64_t width, int vecs) {
   return static_cast<int>((width + int64_t{kNormGroup} * vecs - 1) / (int64_t{kNormGroup} * vecs) * 32);
 }
 
-// Weights of a row's channels: no kernel's output, so they may be read before wait_for_kernel_before().
+// Weights of a row's channels. With one vector a thread they are asked for when this is made, which may be before
+// wait_for_kernel_before(): they are no kernel's output. With many rows they are in the cache, and registers are
+// scarce.
 template <int kVecs>
 struct RowWeights {
-  float w[kVecs][8];
+  const float* weight;
+  float early[8] = {};
 
-  __device__ RowWeights(const float* weight, int width) {
+  __device__ RowWeights(const float* weights, int width) : weight(weights) {
+    if (kVecs == 1 && row_channel(0) < width) load8(weight + row_channel(0), early);
+  }
+  __device__ void load(int c, float (&w)[8]) const {
+    if constexpr (kVecs > 1) {
+      load8(weight + c, w);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kVecs; ++k) {
-      const int c = row_channel(k);
-      if (c < width) load8(weight + c, w[k]);
+      for (int i = 0; i < 8; ++i) w[i] = early[i];
     }
   }
 };
@@ -64,14 +71,12 @@ __device__ inline void normalise_row(T* out, const T* in, T* quantised, const Ro
   for (int k = 0; k < kVecs; ++k) {
     if (row_channel(k) / kNormGroup >= groups) break;  // for whole warps: the quantiser's groups exchange their maxima
     const int c = row_channel(k);
+    float w[8] = {};
+    if (c < width) weights.load(c, w);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[k][i] = round_bf16_if(weights.w[k][i] * (v[k][i] * scale), round);
+    for (int i = 0; i < 8; ++i) v[k][i] = round_bf16_if(w[i] * (v[k][i] * scale), round);
     if (c < width) store8(out + c, v[k]);
     if (quantised == nullptr) continue;
-    if (c >= width) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[k][i] = 0;
-    }
     fake_quantise8<E4m3Group32>(v[k]);
     if (c < width) store8(quantised + c, v[k]);
   }

@@ -37,8 +37,7 @@ Angles angles_of(const MatrixView<const float>& cosine, const MatrixView<const f
   DI_CHECK(cosine.cols % 4 == 0 && cosine.stride % 4 == 0 && sine.stride % 4 == 0 &&
                (reinterpret_cast<uintptr_t>(cosine.data) | reinterpret_cast<uintptr_t>(sine.data)) % 16 == 0,
            "angles of {} pairs, {} apart, do not come four at a time", cosine.cols, cosine.stride);
-  return {cosine.data, sine.data, cosine.stride, sine.stride,
-          cosine.data ? static_cast<int>(cosine.cols) * 2 : 0};
+  return {cosine.data, sine.data, cosine.stride, sine.stride, cosine.data ? static_cast<int>(cosine.cols) * 2 : 0};
 }
 
 // Rotates v, the channels [c, c + 8) of those that are rotated. Products and their sums are rounded one by one, as on
@@ -171,8 +170,8 @@ void rope(Stream& stream, const ops::RopeArgs& a) {
   const int64_t head_dim = a.data.cols / a.num_heads;
   const dim3 blocks = blocks_for(a.data.rows * a.num_heads * (angles.channels / kVec), kFlatThreads);
   with_element(a.data.type, [&]<typename T>(T) {
-    launch(stream, Start::kEarly, blocks, kFlatThreads, 0, rope_kernel<T>, rows_of<T>(a.data), a.data.rows,
-           a.num_heads, head_dim, angles, a.inverse ? -1.0f : 1.0f, a.round_to_bf16);
+    launch(stream, Start::kEarly, blocks, kFlatThreads, 0, rope_kernel<T>, rows_of<T>(a.data), a.data.rows, a.num_heads,
+           head_dim, angles, a.inverse ? -1.0f : 1.0f, a.round_to_bf16);
   });
 }
 

@@ -32,7 +32,8 @@ TEST(CardCheck, NamesWhatIsMissingAndARemedy) {
 }
 
 TEST(CardCheck, RefusesSettingsBeforeItLooksForACard) {
-  EXPECT_THAT(make_cuda_device({.memory_utilization = 1.5}).status().message(), HasSubstr("gpu_memory_utilization 1.5"));
+  EXPECT_THAT(make_cuda_device({.memory_utilization = 1.5}).status().message(),
+              HasSubstr("gpu_memory_utilization 1.5"));
   EXPECT_THAT(make_cuda_device({.memory_utilization = 0}).status().message(), HasSubstr("above 0"));
   EXPECT_THAT(make_cuda_device({.kernels = "avx2"}).status().message(), HasSubstr("cuda_sm90"));
 }

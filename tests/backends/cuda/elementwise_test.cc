@@ -50,8 +50,12 @@ TEST_F(CudaElementwiseTest, RmsNormIsThatOfTheRowAndQuantisesWhatItGives) {
         const OnCard<float> card_weight = upload(weight);
         const Tensor out = poisoned(type, rows, width), quantised = poisoned(type, rows, width, width + 32);
         const bool round = type == ElementType::kBf16;
-        const ops::RmsNormArgs args = {.out = out.view(), .in = card_in.view(), .weight = card_weight.data(),
-                                       .eps = 1e-12f, .round_to_bf16 = round, .quantised = quantised.view()};
+        const ops::RmsNormArgs args = {.out = out.view(),
+                                       .in = card_in.view(),
+                                       .weight = card_weight.data(),
+                                       .eps = 1e-12f,
+                                       .round_to_bf16 = round,
+                                       .quantised = quantised.view()};
         cuda::rms_norm(stream(), args);
         Floats want(rows * width);
         for (int64_t r = 0; r < rows; ++r) {
@@ -118,8 +122,11 @@ TEST_F(CudaElementwiseTest, SwigluClampsAndWeighs) {
     const OnCard<float> card_weight = upload(weight);
     for (bool weighted : {false, true}) {
       const Tensor out = poisoned(type, rows, width);
-      cuda::swiglu(stream(), {.out = out.view(), .gate = card_gate.view(), .up = card_up.view(),
-                              .row_weight = weighted ? card_weight.data() : nullptr, .limit = 10,
+      cuda::swiglu(stream(), {.out = out.view(),
+                              .gate = card_gate.view(),
+                              .up = card_up.view(),
+                              .row_weight = weighted ? card_weight.data() : nullptr,
+                              .limit = 10,
                               .round_to_bf16 = round});
       Floats want(rows * width);
       for (int64_t i = 0; i < rows * width; ++i) {

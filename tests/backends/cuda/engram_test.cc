@@ -28,19 +28,22 @@ TEST_F(CudaEngramTest, RowsComeFromDeviceOrPinnedMemoryByNumberOrInOrder) {
           const OnCard<int64_t> card_rows = upload(rows);
           const Tensor out = poisoned(type, kTokens, kColumns * kDim, kColumns * kDim + 8);
           const uint8_t* source = pinned ? reinterpret_cast<const uint8_t*>(host.get()) : card_codes.data();
-          cuda::engram_rows(stream(), {.out = out.view(), .codes = source + shift, .scales = card_scales.data(),
-                                       .rows = by_number ? card_rows.data() : nullptr, .num_columns = kColumns});
+          cuda::engram_rows(stream(), {.out = out.view(),
+                                       .codes = source + shift,
+                                       .scales = card_scales.data(),
+                                       .rows = by_number ? card_rows.data() : nullptr,
+                                       .num_columns = kColumns});
           Floats want;
           for (int64_t i = 0; i < kTokens * kColumns; ++i) {
             const int64_t row = by_number ? rows[i] : i;
             for (int64_t c = 0; c < kDim; ++c) {
-              const float value = e4m3_to_float(codes[shift + row * kDim + c]) *
-                                  e8m0_to_float(scales[row * kDim / 32 + c / 32]);
+              const float value =
+                  e4m3_to_float(codes[shift + row * kDim + c]) * e8m0_to_float(scales[row * kDim / 32 + c / 32]);
               want.push_back(type == ElementType::kBf16 ? round_to_bfloat16(value) : value);
             }
           }
-          expect_same_bits(out.values(), want, fmt::format("{} pinned {} by number {}", name_of(type), pinned, by_number),
-                           kColumns * kDim);
+          expect_same_bits(out.values(), want,
+                           fmt::format("{} pinned {} by number {}", name_of(type), pinned, by_number), kColumns * kDim);
         }
       }
     }
@@ -63,8 +66,11 @@ TEST_F(CudaEngramTest, ApplyAddsTheValueThroughAGateAStream) {
         const Tensor card = tensor(type, kTokens, kStreams * hidden, streams);
         const Tensor card_key_value = tensor(type, kTokens, (kStreams + 1) * hidden, key_value);
         const OnCard<float> card_weight = upload(weight);
-        ops::EngramApplyArgs args{.streams = card.view(), .key_value = card_key_value.view(),
-                                  .query_key_weight = card_weight.data(), .num_streams = kStreams, .norm_eps = 1e-20f,
+        ops::EngramApplyArgs args{.streams = card.view(),
+                                  .key_value = card_key_value.view(),
+                                  .query_key_weight = card_weight.data(),
+                                  .num_streams = kStreams,
+                                  .norm_eps = 1e-20f,
                                   .round_to_bf16 = round};
         cuda::engram_apply(stream(), args);
         Floats want = streams;

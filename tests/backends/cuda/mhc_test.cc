@@ -64,8 +64,13 @@ class CudaMhcTest : public CudaTest {
   }
   // The weights name the packed weight, so they are made where it has come to rest.
   static ops::MhcWeights weights_of(const OnCardProblem& c, const Problem& p) {
-    return {.fn = &c.weight, .scale = c.scale.data(), .base = c.base.data(), .num_streams = p.shape.h,
-            .iterations = kIterations, .eps = kEps, .norm_eps = kNormEps};
+    return {.fn = &c.weight,
+            .scale = c.scale.data(),
+            .base = c.base.data(),
+            .num_streams = p.shape.h,
+            .iterations = kIterations,
+            .eps = kEps,
+            .norm_eps = kNormEps};
   }
 
   // The streams after the update, the collapsed row before its norm: the operations of the contract one by one.
@@ -145,13 +150,11 @@ class CudaMhcTest : public CudaTest {
     }
     return out;
   }
-  static Floats quantised(const Floats& rows) {
-    return quantise_reference(ops::FakeQuant::kE4m3Group32, rows).values;
-  }
+  static Floats quantised(const Floats& rows) { return quantise_reference(ops::FakeQuant::kE4m3Group32, rows).values; }
 };
 
-constexpr Shape kShapes[] = {{1, 128, 4},  {5, 128, 4},  {33, 96, 4},  {3, 160, 1},  {4, 128, 2},
-                             {2, 64, 8},   {1, 5120, 4}, {17, 5120, 4}, {70, 1280, 4}, {2100, 128, 4}};
+constexpr Shape kShapes[] = {{1, 128, 4}, {5, 128, 4},  {33, 96, 4},   {3, 160, 1},   {4, 128, 2},
+                             {2, 64, 8},  {1, 5120, 4}, {17, 5120, 4}, {70, 1280, 4}, {2100, 128, 4}};
 
 TEST_F(CudaMhcTest, BoundaryUpdatesCollapsesAndMakesTheNextCoefficients) {
   for (ElementType type : kBothTypes) {
@@ -191,13 +194,21 @@ TEST_F(CudaMhcTest, BoundaryHasTheBitsOfTheThreeOpsOneAfterAnother) {
 
         const ops::MhcBoundaryArgs& a = steps.args;
         if (with_y) {
-          cuda::mhc_update(stream(), {.streams = a.streams, .y = a.y, .post = a.coefficients.post,
-                                      .mix = a.coefficients.mix, .round_to_bf16 = a.round_to_bf16});
+          cuda::mhc_update(stream(), {.streams = a.streams,
+                                      .y = a.y,
+                                      .post = a.coefficients.post,
+                                      .mix = a.coefficients.mix,
+                                      .round_to_bf16 = a.round_to_bf16});
         }
-        cuda::mhc_collapse(stream(), {.out = a.out, .streams = a.streams, .pre = a.coefficients.pre,
-                                      .norm_weight = a.norm_weight, .norm_eps = kNormEps,
-                                      .round_to_bf16 = a.round_to_bf16, .quantised = a.quantised});
-        cuda::mhc_coefficients(stream(), {.weights = weights_of(steps, p), .out = a.coefficients, .streams = a.streams});
+        cuda::mhc_collapse(stream(), {.out = a.out,
+                                      .streams = a.streams,
+                                      .pre = a.coefficients.pre,
+                                      .norm_weight = a.norm_weight,
+                                      .norm_eps = kNormEps,
+                                      .round_to_bf16 = a.round_to_bf16,
+                                      .quantised = a.quantised});
+        cuda::mhc_coefficients(stream(),
+                               {.weights = weights_of(steps, p), .out = a.coefficients, .streams = a.streams});
         const std::string what = fmt::format("{} rows {} hidden {} streams {} y {}", name_of(type), shape.rows,
                                              shape.hidden, shape.h, with_y);
         expect_same_bits(whole.streams.values(), steps.streams.values(), what);

@@ -60,10 +60,10 @@ inline std::vector<uint8_t> row_reference(ops::RowType type, const std::vector<f
     }
     return bytes;
   }
-  const ops::FakeQuant kind = type == ops::RowType::kE4m3Group32
-                                  ? ops::FakeQuant::kE4m3Group32
-                                  : (type == ops::RowType::kE2m1Group16 ? ops::FakeQuant::kE2m1Group16
-                                                                        : ops::FakeQuant::kE2m1Group32);
+  const ops::FakeQuant kind =
+      type == ops::RowType::kE4m3Group32
+          ? ops::FakeQuant::kE4m3Group32
+          : (type == ops::RowType::kE2m1Group16 ? ops::FakeQuant::kE2m1Group16 : ops::FakeQuant::kE2m1Group32);
   const Quantised q = quantise_reference(kind, in);
   if (type == ops::RowType::kE4m3Group32) {
     bytes = q.codes;

@@ -61,9 +61,7 @@ class Tensor {
     bytes_ = OnCard<uint8_t>(device, stream, std::vector<uint8_t>(rows_ * stride_ * element_bytes(type), 0xFF));
     stream_ = &stream;
   }
-  TensorView view() const {
-    return {reinterpret_cast<std::byte*>(bytes_.data()), type_, rows_, cols_, stride_};
-  }
+  TensorView view() const { return {reinterpret_cast<std::byte*>(bytes_.data()), type_, rows_, cols_, stride_}; }
   MatrixView<float> f32() const { return view().f32(); }
   void set(const Floats& values) {
     std::vector<uint8_t> bytes = bytes_.values();

@@ -13,9 +13,13 @@ class CudaRouteTest : public CudaTest {
     const OnCard<float> card_bias = upload(bias);
     const OnCard<int32_t> chosen = upload(std::vector<int32_t>(rows * top_k, -7));
     const Tensor weights = poisoned(ElementType::kF32, rows, top_k);
-    cuda::route(stream(), {.experts = dense(chosen.data(), rows, top_k), .weights = weights.f32(),
-                           .logits = card_logits.f32(), .bias = card_bias.data(), .temperature = 1.25f,
-                           .normalise = normalise, .scaling = 1.5f});
+    cuda::route(stream(), {.experts = dense(chosen.data(), rows, top_k),
+                           .weights = weights.f32(),
+                           .logits = card_logits.f32(),
+                           .bias = card_bias.data(),
+                           .temperature = 1.25f,
+                           .normalise = normalise,
+                           .scaling = 1.5f});
     const std::vector<int32_t> got_experts = chosen.values();
     const Floats got = weights.values();
     for (int64_t r = 0; r < rows; ++r) {

@@ -51,8 +51,8 @@ class CudaRowsTest : public CudaTest {
     for (int64_t h = 0; h < rows * heads; ++h) {
       for (int64_t j = 0; j < pairs; ++j) {
         float* x = &values[(h + 1) * dim - 2 * pairs + 2 * j];
-        const float c = cosine[h / heads * pairs + j], s = inverse ? -sine[h / heads * pairs + j]
-                                                                   : sine[h / heads * pairs + j];
+        const float c = cosine[h / heads * pairs + j],
+                    s = inverse ? -sine[h / heads * pairs + j] : sine[h / heads * pairs + j];
         // Each product rounded: volatile keeps the compiler from fusing them.
         volatile float a = x[0] * c, b = x[1] * s, d = x[0] * s, e = x[1] * c;
         const float first = a - b, second = d + e;
@@ -72,8 +72,11 @@ TEST_F(CudaRowsTest, RopeAnglesAreThoseOfTheRoundedProduct) {
   const OnCard<float> card_frequencies = upload(frequencies);
   for (int64_t ratio : {1, 2, 3}) {
     const Tensor cosine = poisoned(ElementType::kF32, 8, 32), sine = poisoned(ElementType::kF32, 8, 32, 36);
-    cuda::rope_angles(stream(), {.cosine = cosine.f32(), .sine = sine.f32(), .positions = card_positions.data(),
-                                 .frequencies = card_frequencies.data(), .ratio = ratio});
+    cuda::rope_angles(stream(), {.cosine = cosine.f32(),
+                                 .sine = sine.f32(),
+                                 .positions = card_positions.data(),
+                                 .frequencies = card_frequencies.data(),
+                                 .ratio = ratio});
     const Floats cosines = cosine.values(), sines = sine.values();
     for (int r = 0; r < 7; ++r) {
       for (int j = 0; j < 32; ++j) {
@@ -102,8 +105,12 @@ TEST_F(CudaRowsTest, RopeRotatesTheLastChannelsOfEveryHeadAndBack) {
       const Tensor card_sine = tensor(ElementType::kF32, rows, pairs, sine);
       for (bool inverse : {false, true}) {
         const Tensor card = tensor(type, rows, heads * dim, data, heads * dim + 8);
-        cuda::rope(stream(), {.data = card.view(), .num_heads = heads, .cosine = card_cosine.f32(),
-                              .sine = card_sine.f32(), .inverse = inverse, .round_to_bf16 = round});
+        cuda::rope(stream(), {.data = card.view(),
+                              .num_heads = heads,
+                              .cosine = card_cosine.f32(),
+                              .sine = card_sine.f32(),
+                              .inverse = inverse,
+                              .round_to_bf16 = round});
         Floats want = data;
         rotate(want, rows, heads, cosine, sine, inverse, round);
         expect_same_bits(card.values(), want, fmt::format("{} {} heads", name_of(type), heads), heads * dim);
@@ -147,8 +154,11 @@ TEST_F(CudaRowsTest, WritesRowsOfEveryTypeWithTheBytesOfThePlainQuantisersAndNot
             const Tensor card_in = tensor(type, tokens, width, in, width + 8);
             const Tensor card_cosine = tensor(ElementType::kF32, tokens, kPairs, cosine);
             const Tensor card_sine = tensor(ElementType::kF32, tokens, kPairs, sine);
-            ops::WriteRowsArgs args{.in = card_in.view(), .tables = tables, .positions = card_positions.data(),
-                                    .ratio = ratio, .quantise = quantise};
+            ops::WriteRowsArgs args{.in = card_in.view(),
+                                    .tables = tables,
+                                    .positions = card_positions.data(),
+                                    .ratio = ratio,
+                                    .quantise = quantise};
             args.round_to_bf16 = round;
             if (rotated) args.cosine = card_cosine.f32(), args.sine = card_sine.f32();
             cuda::write_rows(stream(), args);
@@ -158,11 +168,11 @@ TEST_F(CudaRowsTest, WritesRowsOfEveryTypeWithTheBytesOfThePlainQuantisersAndNot
             for (int64_t t = 0; t < tokens; ++t) {
               if (positions[t] < 0 || lists[t] == nullptr || (positions[t] + 1) % ratio != 0) continue;
               Floats row(in.begin() + t * width, in.begin() + (t + 1) * width);
-              const bool own = quantise && row_type == (*quantise == FakeQuant::kE4m3Group32
-                                                            ? ops::RowType::kE4m3Group32
-                                                            : (*quantise == FakeQuant::kE2m1Group16
-                                                                   ? ops::RowType::kE2m1Group16
-                                                                   : ops::RowType::kE2m1Group32));
+              const bool own =
+                  quantise && row_type == (*quantise == FakeQuant::kE4m3Group32
+                                               ? ops::RowType::kE4m3Group32
+                                               : (*quantise == FakeQuant::kE2m1Group16 ? ops::RowType::kE2m1Group16
+                                                                                       : ops::RowType::kE2m1Group32));
               if (quantise && !own) row = quantise_reference(*quantise, row).values;
               const std::vector<uint8_t> bytes = row_reference(row_type, row);
               std::copy(bytes.begin(), bytes.end(), want.begin() + cache.place(sequences[t], positions[t] / ratio));
@@ -199,8 +209,11 @@ TEST_F(CudaRowsTest, CompressPoolsTheGroupThatATokenClosesChannelByChannel) {
         const Tensor card_rows = tensor(ElementType::kF32, 26, 2 * width, rows);
         cuda::write_rows(stream(), {.in = card_rows.view(), .tables = tables, .positions = card_positions.data()});
         const Tensor out = poisoned(type, 26, width);
-        cuda::compress(stream(), {.out = out.view(), .rows = tables, .positions = card_positions.data(),
-                                  .ratio = ratio, .round_to_bf16 = round});
+        cuda::compress(stream(), {.out = out.view(),
+                                  .rows = tables,
+                                  .positions = card_positions.data(),
+                                  .ratio = ratio,
+                                  .round_to_bf16 = round});
         Floats want(26 * width, 0);
         for (int64_t t = 0; t < 24; ++t) {
           if ((positions[t] + 1) % ratio != 0) continue;
