@@ -3,7 +3,8 @@
 //
 // exp(x) is exp2(x log2(e)); the factor, the scores' own and that of the rows (kRowScale) are one. Weights of a head's
 // block: exp2((score - largest) * kScoreScale), largest being the running maximum. Their sum: each 16 keys first
-// (piece_sum), then the block's four sums as (0 + 1) + (2 + 3), then the running total (add_block).
+// (thread_sum, then the four threads), then the block's four sums as (0 + 1) + (2 + 3), then the running total
+// (add_block).
 #pragma once
 
 #include <cuda_bf16.h>
