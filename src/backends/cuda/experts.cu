@@ -14,9 +14,7 @@ struct Prepared : PreparedExperts {
   std::shared_ptr<std::byte> exact;  // ExactMatrices, likewise
 };
 
-bool is_packed_code(WeightFormat format) {
-  return format == WeightFormat::kF8Tile32 || format == WeightFormat::kMxfp4;
-}
+bool is_packed_code(WeightFormat format) { return format == WeightFormat::kF8Tile32 || format == WeightFormat::kMxfp4; }
 
 ExpertMatrix matrix_of(const ops::PackedWeight& weight) {
   const PackedInfo info = packed_info(weight);
@@ -107,7 +105,7 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
   std::byte* rows = memory + plan_size + activated_size;
   const ExpertsMemory where{rows, memory + plan_size, rows};
   make_plan(cuda, shape, args, matrices, plan);
-  if (!variant.gathers) gather_plan_rows(cuda, shape, plan, args.in, rows);
+  if (!variant.gathers) scatter_tokens(cuda, shape, plan, args.in, rows);
   multiply_gate_up(cuda, variant, shape, bank, args, plan, where);
   multiply_down(cuda, variant, shape, bank, plan, where);
   combine_rows(cuda, shape, plan, rows, ElementType::kBf16, args);

@@ -21,7 +21,8 @@ __device__ __forceinline__ void store_row4(const RowsOut& out, int row, int outp
 }
 
 template <int kTokens, int N>
-__device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 2], int chunk, float scale, int thread) {
+__device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 2], int chunk, float scale,
+                                           int thread) {
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
@@ -44,9 +45,9 @@ __device__ __forceinline__ float activate(float gate, float up, float weight, fl
 // Both warpgroups: the first has the sums of 64 gates, the second those of the same 64 ups. `staging`: room for
 // kTokens of both. `weights`: of the rows, or null for 1.
 template <int kTokens, int N>
-__device__ __forceinline__ void write_activation(const RowsOut& out, const float (&d)[N / 2], float scale, int first_row,
-                                                 int num_rows, int first_output, const float* weights, float limit,
-                                                 bool quantise, float* staging, int consumer) {
+__device__ __forceinline__ void write_activation(const RowsOut& out, const float (&d)[N / 2], float scale,
+                                                 int first_row, int num_rows, int first_output, const float* weights,
+                                                 float limit, bool quantise, float* staging, int consumer) {
   const int group = consumer / 128;
 #pragma unroll
   for (int chunk = 0; chunk < N / kTokens; ++chunk) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void write_activation(const RowsOut& out, const float
 #pragma unroll
     for (int first = 0; first < kTokens; first += 16) {
       const int local = first + consumer / 16, token = chunk * kTokens + local, column = consumer % 16 * 4;
-      if (local >= kTokens) break;  // by whole warps
+      if (local >= kTokens || (token & ~1) >= num_rows) break;  // by whole warps: they have two tokens each
       const float4 gate = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
       const float4 up = *reinterpret_cast<const float4*>(staging + (kTokens + local) * kStagedStride + column);
       const float weight = weights != nullptr && token < num_rows ? __ldcg(weights + first_row + token) : 1.0f;
@@ -72,7 +73,8 @@ __device__ __forceinline__ void write_activation(const RowsOut& out, const float
 // One warpgroup's 64 outputs. `staging`: its own; `barrier` too.
 template <int kTokens, int N>
 __device__ __forceinline__ void write_products(const RowsOut& out, const float (&d)[N / 2], float scale, int first_row,
-                                               int num_rows, int first_output, float* staging, int barrier, int thread) {
+                                               int num_rows, int first_output, float* staging, int barrier,
+                                               int thread) {
 #pragma unroll
   for (int chunk = 0; chunk < N / kTokens; ++chunk) {
     if (chunk * kTokens >= num_rows) break;

@@ -22,8 +22,8 @@ struct ExactExperts {
   int64_t in_stride;
   bool in_is_bf16;
   float* out;
-  int rows, cols;      // of a matrix
-  int num_slots;       // routed rows
+  int rows, cols;  // of a matrix
+  int num_slots;   // routed rows
   bool gate_up;
   float limit;
   bool round, quantise;
@@ -32,7 +32,8 @@ struct ExactExperts {
 __device__ float exact_weight(const ExactMatrix& m, int rows, int cols, int row, int col, float* scale) {
   *scale = 1;
   if (row >= rows) return 0;
-  if (m.format == WeightFormat::kF32) return reinterpret_cast<const float*>(m.data)[static_cast<int64_t>(row) * cols + col];
+  if (m.format == WeightFormat::kF32)
+    return reinterpret_cast<const float*>(m.data)[static_cast<int64_t>(row) * cols + col];
   const int column_tiles = (cols + kTileCols - 1) / kTileCols;
   const std::byte* tile =
       m.data + (static_cast<int64_t>(row / kTileRows) * column_tiles + col / kTileCols) * tile_bytes(m.format);

@@ -18,8 +18,11 @@
 namespace deepinfer::cuda {
 namespace {
 
+constexpr int kMaps = 128 / kRowUnit;
+
 struct Params {
-  CUtensorMap routed_tokens, shared_tokens;
+  // Box [i] has a block's part of (i + 1) * kRowUnit rows; with rows fetched one by one there is [0] alone.
+  CUtensorMap routed_tokens[kMaps], shared_tokens[kMaps];
   const int* num_tiles;
   const WorkTile* tiles;
   const int32_t* row_token;  // rows of `routed_tokens` that the routed rows are, or null: in order
@@ -27,7 +30,7 @@ struct Params {
   int shared_first;          // the row that is row 0 of `shared_tokens`
   WeightFormat routed_format, shared_format;
   int num_k_tiles;
-  int row_tiles;       // of 64, of a matrix
+  int row_tiles;  // of 64, of a matrix
   int clusters_per_tile;
   RowsOut out;
   float limit;
@@ -37,7 +40,8 @@ struct Params {
 };
 
 template <class Kind>
-constexpr int kSharedBytes = Kind::kStages * Kind::kStageBytes + 2 * Kind::kStagedTokens * kStagedStride * 4 + 16 * Kind::kStages;
+constexpr int kSharedBytes =
+    Kind::kStages* Kind::kStageBytes + 2 * Kind::kStagedTokens* kStagedStride * 4 + 16 * Kind::kStages;
 
 // The item that cluster `cluster` of `clusters` takes in round `round`: back and forth, so that who got the longer
 // items first gets the last ones last.
@@ -93,16 +97,17 @@ struct Source {
     matrices = matrices_of<kGateUp>(tile, index % params.clusters_per_tile * Kind::kCluster + rank, params.row_tiles,
                                     int64_t{params.num_k_tiles} * bytes_of_tile);
     groups = (matrices.tiles[0] != nullptr) + (matrices.tiles[1] != nullptr);
-    map = tile.shared ? &params.shared_tokens : &params.routed_tokens;
+    map = &(tile.shared ? params.shared_tokens : params.routed_tokens)[Kind::kGathers ? 0 : n / kRowUnit - 1];
     first_row = tile.first_row - (tile.shared ? params.shared_first : 0);
     own_row = first_row + lane;
-    num_rows = Kind::kGathers ? tile.num_rows : (n + kBoxRows - 1) / kBoxRows * kBoxRows;
+    num_rows = Kind::kGathers ? tile.num_rows : n;
     if (Kind::kGathers && params.row_token != nullptr && !tile.shared && lane < num_rows) {
       own_row = __ldcg(params.row_token + own_row);
     }
   }
   // By one lane.
-  __device__ __forceinline__ void copy_weights(uint32_t stage, uint32_t barrier, int k, int count, uint64_t policy) const {
+  __device__ __forceinline__ void copy_weights(uint32_t stage, uint32_t barrier, int k, int count,
+                                               uint64_t policy) const {
     barrier_expect(barrier, count * (num_rows * 128 + groups * bytes_of_tile));
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
@@ -111,7 +116,7 @@ struct Source {
                 matrices.tiles[g] + static_cast<int64_t>(k) * bytes_of_tile, count * bytes_of_tile, barrier, policy);
     }
   }
-  // By a warp: rows of tokens one a lane, or boxes of them by one lane, the blocks of a cluster taking turns.
+  // By a warp: rows of tokens one a lane, or this block's part of them by one lane for the whole cluster.
   __device__ __forceinline__ void copy_tokens(uint32_t stage, uint32_t barrier, int k, int count, uint64_t policy,
                                               int rank, int lane) const {
     for (int j = 0; j < count; ++j) {
@@ -119,10 +124,9 @@ struct Source {
       if constexpr (Kind::kGathers) {
         if (lane < num_rows) copy_box(stage + (j * n + lane) * 128, map, x, own_row, barrier, policy);
       } else if (lane == 0) {
-        for (int row = rank * kBoxRows; row < num_rows; row += Kind::kCluster * kBoxRows) {
-          copy_box_to_cluster(stage + (j * n + row) * 128, map, x, first_row + row, barrier, policy,
-                              (1u << Kind::kCluster) - 1);
-        }
+        const int row = rank * (n / Kind::kCluster);
+        copy_box_to_cluster(stage + (j * n + row) * 128, map, x, first_row + row, barrier, policy,
+                            (1u << Kind::kCluster) - 1);
       }
     }
   }
@@ -177,14 +181,15 @@ __device__ __forceinline__ void produce(const Params& params, const ExpertsRing<
   }
 }
 
-template <class Kind, bool kGateUp, WeightFormat kFormat, int N>
+template <class Kind, bool kGateUp, WeightFormat kFormat>
 __device__ __forceinline__ void run_item(const Params& params, const WorkTile& tile, int block,
                                          const ExpertsRing<Kind>& ring, RingPosition& at, float* staging,
                                          int consumer) {
-  const int group = consumer / 128, thread = consumer % 128;
+  constexpr int kTokens = Kind::kStagedTokens, N = Kind::kMost;
+  const int group = consumer / 128, thread = consumer % 128, n = instruction_rows<Kind>(tile.num_rows);
   const int row_tile = kGateUp ? block : 2 * block + group;
   if (row_tile >= params.row_tiles) {
-    skip_stages(ring, at, params.num_k_tiles, stage_tiles<Kind>(kFormat, N));
+    skip_stages(ring, at, params.num_k_tiles, stage_tiles<Kind>(kFormat, n));
     return;
   }
   const ExpertMatrix& matrix = !kGateUp ? tile.expert.w2 : group == 0 ? tile.expert.w1 : tile.expert.w3;
@@ -193,8 +198,11 @@ __device__ __forceinline__ void run_item(const Params& params, const WorkTile& t
   float d[N / 2];
 #pragma unroll
   for (float& x : d) x = 0;
-  multiply_stages<Kind, kFormat, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
-  constexpr int kTokens = Kind::kStagedTokens;
+  if constexpr (Kind::kGathers) {
+    multiply_stages<Kind, kFormat, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
+  } else {
+    multiply_stages<Kind, kFormat>(d, n, ring, at, params.num_k_tiles, group, thread, exponent);
+  }
   if constexpr (kGateUp) {
     write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
                                  tile.shared ? nullptr : params.row_weight, params.limit, params.quantise, staging,
@@ -202,21 +210,6 @@ __device__ __forceinline__ void run_item(const Params& params, const WorkTile& t
   } else {
     write_products<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
                                staging + group * kTokens * kStagedStride, 2 + group, thread);
-  }
-}
-
-template <class Kind, bool kGateUp, WeightFormat kFormat>
-__device__ __forceinline__ void run_rows(const Params& params, const WorkTile& tile, int block,
-                                         const ExpertsRing<Kind>& ring, RingPosition& at, float* staging,
-                                         int consumer) {
-  if constexpr (Kind::kGathers) {
-    run_item<Kind, kGateUp, kFormat, Kind::kMost>(params, tile, block, ring, at, staging, consumer);
-  } else {
-    const int n = instruction_rows<Kind>(tile.num_rows);
-    if (n == 32) return run_item<Kind, kGateUp, kFormat, 32>(params, tile, block, ring, at, staging, consumer);
-    if (n == 64) return run_item<Kind, kGateUp, kFormat, 64>(params, tile, block, ring, at, staging, consumer);
-    if (n == 96) return run_item<Kind, kGateUp, kFormat, 96>(params, tile, block, ring, at, staging, consumer);
-    return run_item<Kind, kGateUp, kFormat, 128>(params, tile, block, ring, at, staging, consumer);
   }
 }
 
@@ -235,22 +228,23 @@ __device__ __forceinline__ void consume(const Params& params, const ExpertsRing<
     const WorkTile tile = load_tile(params.tiles + index / params.clusters_per_tile);
     const int block = index % params.clusters_per_tile * kCluster + rank;
     if ((tile.shared ? params.shared_format : params.routed_format) == WeightFormat::kMxfp4) {
-      run_rows<Kind, kGateUp, WeightFormat::kMxfp4>(params, tile, block, ring, at, staging, threadIdx.x);
+      run_item<Kind, kGateUp, WeightFormat::kMxfp4>(params, tile, block, ring, at, staging, threadIdx.x);
     } else {
-      run_rows<Kind, kGateUp, WeightFormat::kF8Tile32>(params, tile, block, ring, at, staging, threadIdx.x);
+      run_item<Kind, kGateUp, WeightFormat::kF8Tile32>(params, tile, block, ring, at, staging, threadIdx.x);
     }
   }
 }
 
 template <class Kind, bool kGateUp>
-__global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm) experts_kernel(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm)
+    experts_kernel(const __grid_constant__ Params params) {
 #ifdef DI_SM90A
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + Kind::kStages * Kind::kStageBytes);
   const uint32_t barriers = shared_address(staging + 2 * Kind::kStagedTokens * kStagedStride);
   const ExpertsRing<Kind> ring{shared, barriers};
   if (threadIdx.x == 0) ring.init();
-  if (threadIdx.x == 32) prefetch_map(&params.routed_tokens), prefetch_map(&params.shared_tokens);
+  if (threadIdx.x == 32) prefetch_map(params.routed_tokens), prefetch_map(params.shared_tokens);
   if constexpr (Kind::kCluster == 1) {
     __syncthreads();
   } else {
@@ -281,7 +275,8 @@ PFN_cuTensorMapEncodeTiled_v12000 map_encoder() {
   static const auto encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
-    DI_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
+    DI_CUDA_CHECK(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
     DI_CHECK(result == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   }();
@@ -301,6 +296,13 @@ CUtensorMap rows_map(const std::byte* data, int64_t rows, int64_t cols, int64_t 
   DI_CHECK(result == CUDA_SUCCESS, "no tensor map of [{}, {}], stride {} at {}: error {}", rows, cols, stride,
            static_cast<const void*>(data), static_cast<int>(result));
   return map;
+}
+
+void set_maps(const ExpertsVariant& variant, CUtensorMap (&maps)[kMaps], const std::byte* data, int64_t rows,
+              int64_t cols, int64_t stride) {
+  for (int i = 0; i < (variant.gathers ? 1 : kMaps); ++i) {
+    maps[i] = rows_map(data, rows, cols, stride, variant.gathers ? 1 : (i + 1) * kRowUnit / ManyRows::kCluster);
+  }
 }
 
 template <class Kind, bool kGateUp>
@@ -348,10 +350,10 @@ Params common_params(const PreparedExperts& bank, const ExpertsPlan& plan, int r
 
 ExpertsVariant choose_variant(int num_tokens, int top_k, int num_experts) {
   const int64_t rows = int64_t{num_tokens} * top_k, experts = num_experts;
-  if (rows <= experts) return {8, true};
-  if (rows <= 3 * experts) return {16, true};
-  if (rows <= 10 * experts) return {32, true};
-  return {ManyRows::kMost, false};
+  if (rows <= 20) return {8, true, true};
+  if (2 * rows <= 9 * experts) return {8, true, false};
+  if (rows <= 12 * experts) return {16, true, false};
+  return {ManyRows::kMost, false, false};
 }
 
 namespace {
@@ -359,9 +361,9 @@ namespace {
 template <bool kGateUp>
 void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape, Params& params) {
   if (!variant.gathers) return launch_products<ManyRows, kGateUp>(stream, shape, params);
-  if (variant.tile_rows == 8) return launch_products<FewRows<8>, kGateUp>(stream, shape, params);
-  if (variant.tile_rows == 16) return launch_products<FewRows<16>, kGateUp>(stream, shape, params);
-  launch_products<FewRows<32>, kGateUp>(stream, shape, params);
+  if (variant.few_items) return launch_products<FewRows<8, 2>, kGateUp>(stream, shape, params);
+  if (variant.tile_rows == 8) return launch_products<FewRows<8, 3>, kGateUp>(stream, shape, params);
+  launch_products<FewRows<16, 3>, kGateUp>(stream, shape, params);
 }
 
 }  // namespace
@@ -370,10 +372,12 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
                       const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
                       const ExpertsMemory& memory) {
   Params p = common_params(bank, plan, bank.inner, bank.hidden);
-  const int box = variant.gathers ? 1 : kBoxRows;
-  p.shared_tokens = rows_map(args.in.data, args.in.rows, bank.hidden, args.in.stride, box);
-  p.routed_tokens =
-      variant.gathers ? p.shared_tokens : rows_map(memory.in_rows, shape.num_rows(), bank.hidden, bank.hidden, box);
+  set_maps(variant, p.shared_tokens, args.in.data, args.in.rows, bank.hidden, args.in.stride);
+  if (variant.gathers) {
+    p.routed_tokens[0] = p.shared_tokens[0];
+  } else {
+    set_maps(variant, p.routed_tokens, memory.in_rows, shape.num_rows(), bank.hidden, bank.hidden);
+  }
   p.row_token = variant.gathers ? plan.row_token : nullptr;
   p.row_weight = plan.row_weight;
   p.shared_first = shape.num_rows();
@@ -388,9 +392,8 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
 void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape,
                    const PreparedExperts& bank, const ExpertsPlan& plan, const ExpertsMemory& memory) {
   Params p = common_params(bank, plan, bank.hidden, bank.inner);
-  p.shared_tokens = rows_map(memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner,
-                             variant.gathers ? 1 : kBoxRows);
-  p.routed_tokens = p.shared_tokens;
+  set_maps(variant, p.shared_tokens, memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner);
+  std::copy(std::begin(p.shared_tokens), std::end(p.shared_tokens), p.routed_tokens);
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.out_rows), bank.hidden, bank.hidden};
   launch_variant<false>(stream, variant, shape, p);
 }

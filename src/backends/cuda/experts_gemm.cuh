@@ -17,7 +17,8 @@ struct PreparedExperts {
 // Which kernels run for so many tokens, and with how large tiles of the plan. A row's bits depend on neither.
 struct ExpertsVariant {
   int tile_rows;
-  bool gathers;  // rows of tokens are fetched one by one; otherwise from a dense copy
+  bool gathers;    // rows of tokens are fetched one by one; otherwise from a dense copy
+  bool few_items;  // hardly more than there are multiprocessors
 };
 ExpertsVariant choose_variant(int num_tokens, int top_k, int num_experts);
 

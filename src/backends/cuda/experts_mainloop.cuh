@@ -1,31 +1,32 @@
 // The main loop of the experts' products: `multiply_tiles` of gemm_mainloop.cuh with another number of column tiles a
-// stage for every format and number of tokens, and the same order of sums: from zero, 16 columns an instruction, columns
-// ascending.
+// stage for every format and number of tokens, and the same order of sums: from zero, 16 columns an instruction,
+// columns ascending.
 //
 // Shared memory of a stage: the tokens' slabs, then the column tiles of the first and of the second 64 rows.
 #pragma once
 
+#include "backends/cuda/experts_wgmma.cuh"
 #include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/weight_tiles.cuh"
-#include "backends/cuda/wgmma.cuh"
 
 namespace deepinfer::cuda {
 
 inline constexpr int kExpertsConsumers = 256;  // threads: two warpgroups of 64 rows
 
 // What tells kernels for few rows an expert from those for many.
-template <int N>
+// Three blocks a multiprocessor convert faster, two spread few items better.
+template <int N, int kBlocks>
 struct FewRows {
-  static constexpr int kStageBytes = 22016, kStages = 5, kMostStageTiles = 4;
+  static constexpr int kStageBytes = 22016, kStages = kBlocks == 2 ? 5 : 3, kMostStageTiles = 4;
   static constexpr int kThreads = kExpertsConsumers + 32;
-  static constexpr int kBlocksPerSm = 2, kCluster = 1;
+  static constexpr int kBlocksPerSm = kBlocks, kCluster = 1;
   static constexpr int kStagedTokens = 8;
   static constexpr int kMost = N;  // rows of a WorkTile
   static constexpr bool kGathers = true;
   static constexpr bool kMovesRegisters = false;
 };
 struct ManyRows {
-  static constexpr int kStageBytes = 25600, kStages = 8, kMostStageTiles = 2;
+  static constexpr int kStageBytes = 25600, kStages = 8, kMostStageTiles = 4;
   static constexpr int kThreads = kExpertsConsumers + 128;  // registers move between warpgroups
   static constexpr int kBlocksPerSm = 1, kCluster = 2;
   static constexpr int kStagedTokens = 16;
@@ -33,13 +34,13 @@ struct ManyRows {
   static constexpr bool kGathers = false;
   static constexpr bool kMovesRegisters = true;
 };
-inline constexpr int kBoxRows = 16;  // of a copy of dense rows
+inline constexpr int kRowUnit =
+    16;  // of dense rows that an item multiplies, of which a block of a cluster copies its part
 
 // The instruction's N for so many rows.
 template <class Kind>
 __host__ __device__ constexpr int instruction_rows(int rows) {
-  if (Kind::kGathers) return Kind::kMost;
-  return rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
+  return Kind::kGathers ? Kind::kMost : rows <= kRowUnit ? kRowUnit : (rows + kRowUnit - 1) / kRowUnit * kRowUnit;
 }
 
 // Column tiles of a stage.
@@ -49,8 +50,8 @@ __host__ __device__ constexpr int stage_tiles(WeightFormat format, int n) {
   return fit < 1 ? 1 : fit > Kind::kMostStageTiles ? Kind::kMostStageTiles : fit;
 }
 
-// The ring of a block. A stage is free once the consumers of all blocks of the cluster have handed it back: tokens arrive
-// in all of them at once.
+// The ring of a block. A stage is free once the consumers of all blocks of the cluster have handed it back: tokens
+// arrive in all of them at once.
 template <class Kind>
 struct ExpertsRing {
   static constexpr int kStages = Kind::kStages;
@@ -92,12 +93,32 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) 
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
+// TileShare with cheaper multipliers: those of two rows in one register, of which an instruction takes either half.
+template <WeightFormat kFormat>
+struct ExpertShare : TileShare<kFormat> {};
+template <>
+struct ExpertShare<WeightFormat::kMxfp4> : TileShare<WeightFormat::kMxfp4> {
+  __device__ __forceinline__ void fragments(int half, int exponent, uint32_t (&a)[8]) const {
+    uint32_t both, low, high;
+    both = __byte_perm(scales, 0, half == 0 ? 0x4140 : 0x4342);
+    both = both * 128 + exponent * 0x00800080u;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\nmov.b32 %0, {l, l};\nmov.b32 %1, {h, h};\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(both));
+    split_e2m1(half == 0 ? codes.x : codes.z, a);
+    split_e2m1(half == 0 ? codes.y : codes.w, a + 4);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = multiply_bf16x2(a[i], i % 2 == 0 ? low : high);
+  }
+};
+
+// With the instruction's N known to the compiler.
 template <class Kind, WeightFormat kFormat, int N>
 __device__ __forceinline__ void multiply_stages(float (&d)[N / 2], const ExpertsRing<Kind>& ring, RingPosition& at,
                                                 int num_tiles, int group, int thread, int exponent) {
   constexpr int kTiles = stage_tiles<Kind>(kFormat, N);
   constexpr int kBytes = tile_bytes(kFormat);
-  TileShare<kFormat> share[2];
+  ExpertShare<kFormat> share[2];
   uint32_t a[2][8];
   int accumulate = 0;
   int to_release = -1;
@@ -105,7 +126,7 @@ __device__ __forceinline__ void multiply_stages(float (&d)[N / 2], const Experts
   for (int k = 0; k < num_tiles; k += kTiles) {
     const std::byte* stage = ring.stages + at.stage * Kind::kStageBytes;
     const std::byte* weights = stage + kTiles * (N * 128) + group * kTiles * kBytes;
-    uint32_t b = descriptor_low(shared_address(stage));
+    uint32_t b = __shfl_sync(0xFFFFFFFFu, descriptor_low(shared_address(stage)), 0);  // uniform for the compiler too
     barrier_wait(ring.full(at.stage), at.use);
     share[0].load(weights, thread);
 #pragma unroll
@@ -137,9 +158,82 @@ __device__ __forceinline__ void multiply_stages(float (&d)[N / 2], const Experts
   if (to_release >= 0) ring.release(to_release);
 }
 
+// Two instructions, of which `n` chooses the N; they use the first n / 2 of the sums.
+template <int N, int kSums>
+__device__ __forceinline__ void multiply_pair(float (&d)[kSums], const uint32_t* a, uint32_t b, int accumulate) {
+  float(&part)[N / 2] = reinterpret_cast<float(&)[N / 2]>(d);
+  wgmma_fence();
+  Wgmma<N>::mma(part, a, descriptor_of(b), accumulate);
+  Wgmma<N>::mma(part, a + 4, descriptor_of(b + 2), 1);
+  wgmma_commit();
+}
+__device__ __forceinline__ void multiply_pair(float (&d)[64], int n, const uint32_t* a, uint32_t b, int accumulate) {
+  if (n <= 64) {
+    if (n <= 32) return n == 16 ? multiply_pair<16>(d, a, b, accumulate) : multiply_pair<32>(d, a, b, accumulate);
+    return n == 48 ? multiply_pair<48>(d, a, b, accumulate) : multiply_pair<64>(d, a, b, accumulate);
+  }
+  if (n <= 96) return n == 80 ? multiply_pair<80>(d, a, b, accumulate) : multiply_pair<96>(d, a, b, accumulate);
+  return n == 112 ? multiply_pair<112>(d, a, b, accumulate) : multiply_pair<128>(d, a, b, accumulate);
+}
+
+// Has the bits computed here, and not after the wait that follows.
+__device__ __forceinline__ void hold_here(uint32_t (&bits)[8]) {
+#pragma unroll
+  for (uint32_t& x : bits) asm volatile("" : "+r"(x));
+}
+
+// With the N found at each pair of instructions: one body for all of them, and the registers of one.
+template <class Kind, WeightFormat kFormat>
+__device__ __forceinline__ void multiply_stages(float (&d)[Kind::kMost / 2], int n, const ExpertsRing<Kind>& ring,
+                                                RingPosition& at, int num_tiles, int group, int thread, int exponent) {
+  constexpr int kBytes = tile_bytes(kFormat);
+  const int per_stage = stage_tiles<Kind>(kFormat, n);
+  TileShare<kFormat> share;
+  uint32_t a[2][8], bits[8], multipliers[2];
+  int accumulate = 0;
+  int to_release = -1;
+  int in_stage = 0;
+  uint32_t b = 0;
+  const std::byte* weights = nullptr;
+  wgmma_hold(d);
+  for (int k = 0; k < num_tiles; ++k) {
+    if (in_stage == 0) {
+      const std::byte* stage = ring.stages + at.stage * Kind::kStageBytes;
+      weights = stage + per_stage * (n * 128 + group * kBytes);
+      b = __shfl_sync(0xFFFFFFFFu, descriptor_low(shared_address(stage)), 0);
+      barrier_wait(ring.full(at.stage), at.use);
+    }
+    share.load(weights, thread);
+    share.prepare(0, exponent, bits, multipliers);
+    hold_here(bits);
+    wgmma_wait<1>();
+    share.finish(0, bits, multipliers, a[0]);
+    multiply_pair(d, n, a[0], b, accumulate);
+    share.prepare(1, exponent, bits, multipliers);
+    hold_here(bits);
+    wgmma_wait<1>();
+    if (to_release >= 0) ring.release(to_release);
+    to_release = -1;
+    share.finish(1, bits, multipliers, a[1]);
+    multiply_pair(d, n, a[1], b + 4, 1);
+    accumulate = 1;
+    b += n * 8;
+    weights += kBytes;
+    if (++in_stage == per_stage || k + 1 == num_tiles) {
+      in_stage = 0;
+      to_release = at.stage;
+      at.advance(Kind::kStages);
+    }
+  }
+  wgmma_wait<0>();
+  wgmma_hold(d);
+  if (to_release >= 0) ring.release(to_release);
+}
+
 // The part of a warpgroup whose rows lie beyond the matrix: hands stages back unread.
 template <class Kind>
-__device__ __forceinline__ void skip_stages(const ExpertsRing<Kind>& ring, RingPosition& at, int num_tiles, int stage_tiles) {
+__device__ __forceinline__ void skip_stages(const ExpertsRing<Kind>& ring, RingPosition& at, int num_tiles,
+                                            int stage_tiles) {
   for (int k = 0; k < num_tiles; k += stage_tiles) {
     barrier_wait(ring.full(at.stage), at.use);
     ring.release(at.stage);

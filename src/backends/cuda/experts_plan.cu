@@ -12,6 +12,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kPlanThreads = 1024, kPlanWarps = kPlanThreads / 32;
+constexpr int kAtOnce = 4;
 
 // Sums of two numbers over the threads before this one.
 __device__ int2 exclusive_scan(int2 x, int2* warp_sums) {
@@ -41,8 +42,8 @@ __device__ int2 exclusive_scan(int2 x, int2* warp_sums) {
 // Rows a tile if an expert's rows are spread evenly over as few tiles as there can be.
 __device__ int even_rows(int count, int tiles) { return ((count + tiles - 1) / tiles + 7) / 8 * 8; }
 
-__device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int index, int first_row,
-                            int count, int tiles, int shared) {
+__device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int index, int first_row, int count, int tiles,
+                            int shared) {
   if (tiles == 0) return;
   const int rows = even_rows(count, tiles);
   for (int i = 0; i < tiles; ++i) {
@@ -50,12 +51,12 @@ __device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int ind
   }
 }
 
-// Warp w takes the w-th piece of the slots in order, 32 at a time: first it counts each expert's, then, knowing how many
-// came before, it gives them their rows.
-__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const PlanShape shape, Rows<const int32_t> experts,
-                                                            Rows<const float> weights,
-                                                            const ExpertMatrices* matrices, const ExpertsPlan plan) {
-  extern __shared__ int counts[];  // [warps in use][experts], later the first row of each
+// Warp w takes the w-th piece of the slots in order, 32 at a time: first it counts each expert's, then, knowing how
+// many came before, it gives them their rows.
+__global__ void __launch_bounds__(kPlanThreads)
+    plan_kernel(const PlanShape shape, Rows<const int32_t> experts, Rows<const float> weights,
+                const ExpertMatrices* matrices, const ExpertsPlan plan) {
+  extern __shared__ int counts[];  // [warps in use][experts], later those of the warps before; then the first rows
   __shared__ int2 warp_sums[32];
   let_next_kernel_start();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = shape.num_tokens * shape.top_k;
@@ -65,43 +66,62 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const PlanShape shap
   wait_for_kernel_before();
   int* own = counts + warp * shape.num_experts;
   const int begin = min(warp * piece, rows), end = min(begin + piece, rows);
-  for (int first = begin; first < end; first += 32) {
-    const int slot = first + lane;
-    const int expert = slot < end ? experts.row(slot / shape.top_k)[slot % shape.top_k] : -1;
-    const unsigned same = __match_any_sync(0xFFFFFFFFu, expert);
-    if (expert >= 0 && __ffs(same) - 1 == lane) own[expert] += __popc(same);
-    __syncwarp();
+  // Several at a time, for their loads to overlap.
+  const auto load_chosen = [&](int first, int(&chosen)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int slot = first + 32 * i + lane;
+      chosen[i] = slot < end ? experts.row(slot / shape.top_k)[slot % shape.top_k] : -1;
+    }
+  };
+  for (int first = begin; first < end; first += 32 * kAtOnce) {
+    int chosen[kAtOnce];
+    load_chosen(first, chosen);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const unsigned same = __match_any_sync(0xFFFFFFFFu, chosen[i]);
+      if (chosen[i] >= 0 && __ffs(same) - 1 == lane) own[chosen[i]] += __popc(same);
+      __syncwarp();
+    }
   }
   __syncthreads();
   const int expert = threadIdx.x;
   int total = 0;
   if (expert < shape.num_experts) {
-    for (int w = 0; w < warps; ++w) {
-      const int count = counts[w * shape.num_experts + expert];
-      counts[w * shape.num_experts + expert] = total;
-      total += count;
+    for (int w = 0; w < warps; w += 8) {
+      int count[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) count[i] = w + i < warps ? counts[(w + i) * shape.num_experts + expert] : 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (w + i < warps) counts[(w + i) * shape.num_experts + expert] = total;
+        total += count[i];
+      }
     }
   }
   const int tiles = (total + shape.tile_rows - 1) / shape.tile_rows;
   const int2 before = exclusive_scan(make_int2(total, tiles), warp_sums);
   const int shared_tiles = (shape.num_tokens + shape.tile_rows - 1) / shape.tile_rows;
-  if (expert < shape.num_experts) {
-    for (int w = 0; w < warps; ++w) counts[w * shape.num_experts + expert] += before.x;
-  }
+  int* first_rows = counts + warps * shape.num_experts;
+  if (expert < shape.num_experts) first_rows[expert] = before.x;
   __syncthreads();
-  for (int first = begin; first < end; first += 32) {
-    const int slot = first + lane, token = slot / shape.top_k;
-    const int chosen = slot < end ? experts.row(token)[slot % shape.top_k] : -1;
-    const unsigned same = __match_any_sync(0xFFFFFFFFu, chosen);
-    const int row = chosen >= 0 ? own[chosen] + __popc(same & ((1u << lane) - 1)) : 0;
-    __syncwarp();
-    if (chosen >= 0) {
-      if (__ffs(same) - 1 == lane) own[chosen] += __popc(same);
+  for (int first = begin; first < end; first += 32 * kAtOnce) {
+    int chosen[kAtOnce];
+    load_chosen(first, chosen);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int slot = first + 32 * i + lane, token = slot / shape.top_k;
+      const unsigned same = __match_any_sync(0xFFFFFFFFu, chosen[i]);
+      const bool valid = chosen[i] >= 0;
+      const int row = valid ? first_rows[chosen[i]] + own[chosen[i]] + __popc(same & ((1u << lane) - 1)) : 0;
+      __syncwarp();
+      if (valid && __ffs(same) - 1 == lane) own[chosen[i]] += __popc(same);
+      __syncwarp();
+      if (!valid) continue;
       plan.slot_row[slot] = row;
       plan.row_token[row] = token;
       plan.row_weight[row] = weights.row(token)[slot % shape.top_k];
     }
-    __syncwarp();
   }
   if (expert < shape.num_experts && tiles > 0) {
     write_tiles(plan.tiles + shared_tiles + before.y, matrices, expert, before.x, total, tiles, 0);
@@ -112,12 +132,18 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const PlanShape shap
   }
 }
 
-__global__ void gather_kernel(uint4* out, const int32_t* row_token, Rows<const Bf16> in, int units) {
+// A block reads a token and writes it to the rows of its slots.
+__global__ void scatter_kernel(uint4* out, const int32_t* slot_row, int top_k, Rows<const Bf16> in, int units) {
   wait_for_kernel_before();
   let_next_kernel_start();
-  const auto* from = reinterpret_cast<const uint4*>(in.row(__ldcg(row_token + blockIdx.x)));
-  uint4* to = out + static_cast<int64_t>(blockIdx.x) * units;
-  for (int i = threadIdx.x; i < units; i += blockDim.x) to[i] = from[i];
+  const auto* from = reinterpret_cast<const uint4*>(in.row(blockIdx.x));
+  for (int i = threadIdx.x; i < units; i += blockDim.x) {
+    const uint4 value = from[i];
+#pragma unroll 8
+    for (int slot = 0; slot < top_k; ++slot) {
+      out[static_cast<int64_t>(__ldcg(slot_row + blockIdx.x * top_k + slot)) * units + i] = value;
+    }
+  }
 }
 
 template <typename T>
@@ -171,7 +197,7 @@ void make_plan(CudaStream& stream, const PlanShape& shape, const ops::ExpertsArg
   DI_CHECK(shape.num_experts < kPlanThreads, "{} experts; the plan takes at most {}", shape.num_experts,
            kPlanThreads - 1);
   const int warps = std::min(kPlanWarps, (shape.num_rows() + 31) / 32);
-  const size_t shared = static_cast<size_t>(warps) * shape.num_experts * sizeof(int);
+  const size_t shared = static_cast<size_t>(warps + 1) * shape.num_experts * sizeof(int);
   if (shared > 40 * 1024) {
     DI_CUDA_CHECK(cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
   }
@@ -180,11 +206,11 @@ void make_plan(CudaStream& stream, const PlanShape& shape, const ops::ExpertsArg
          Rows<const float>{args.weights.data, args.weights.stride}, experts, plan);
 }
 
-void gather_plan_rows(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const ConstTensorView& in,
-                      std::byte* out) {
-  const int units = static_cast<int>(in.cols / kVec);
-  launch(stream, Start::kEarly, dim3(shape.num_rows()), row_threads(in.cols), 0, gather_kernel,
-         reinterpret_cast<uint4*>(out), plan.row_token, rows_of<const Bf16>(in), units);
+void scatter_tokens(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const ConstTensorView& in,
+                    std::byte* out) {
+  launch(stream, Start::kEarly, dim3(shape.num_tokens), row_threads(in.cols), 0, scatter_kernel,
+         reinterpret_cast<uint4*>(out), plan.slot_row, shape.top_k, rows_of<const Bf16>(in),
+         static_cast<int>(in.cols / kVec));
 }
 
 void combine_rows(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const std::byte* rows,

@@ -56,8 +56,8 @@ void make_plan(CudaStream& stream, const PlanShape& shape, const ops::ExpertsArg
                const ExpertsPlan& plan);
 
 // out[i] = in[row_token[i]] for the routed rows. BF16, dense `out`.
-void gather_plan_rows(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const ConstTensorView& in,
-                      std::byte* out);
+void scatter_tokens(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const ConstTensorView& in,
+                    std::byte* out);
 
 // out[t] = the rows of its slots in order, then + the shared expert's. `rows`: dense, of the type `type`.
 void combine_rows(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const std::byte* rows,

@@ -64,7 +64,8 @@ class ExpertsTest : public CudaTest {
     bank_ = ExpertBank();
     for (int e = 0; e <= num_experts; ++e) {
       const WeightFormat format = e < num_experts ? routed : shared;
-      matrices_.push_back({matrix(format, inner, hidden), matrix(format, inner, hidden), matrix(format, hidden, inner)});
+      matrices_.push_back(
+          {matrix(format, inner, hidden), matrix(format, inner, hidden), matrix(format, hidden, inner)});
     }
     for (const ExpertMatrices& m : matrices_) {
       ExpertWeights w{cuda::pack_weight(stream(), m.w1.source), cuda::pack_weight(stream(), m.w2.source),
@@ -95,7 +96,8 @@ class ExpertsTest : public CudaTest {
     return r;
   }
   static Routing part(const Routing& r, int64_t begin, int64_t end) {
-    return {r.top_k, {r.experts.begin() + begin * r.top_k, r.experts.begin() + end * r.top_k},
+    return {r.top_k,
+            {r.experts.begin() + begin * r.top_k, r.experts.begin() + end * r.top_k},
             {r.weights.begin() + begin * r.top_k, r.weights.begin() + end * r.top_k}};
   }
 
@@ -105,14 +107,16 @@ class ExpertsTest : public CudaTest {
     const Tensor in = tensor(type, tokens, hidden_, x, hidden_ + 64), out = poisoned(type, tokens, hidden_);
     const OnCard<int32_t> ids = upload(r.experts);
     const OnCard<float> weights = upload(r.weights);
-    call(out.view(), in.view(), ids.data(), weights.data(), tokens, r.top_k, type == ElementType::kBf16, quantise, limit);
+    call(out.view(), in.view(), ids.data(), weights.data(), tokens, r.top_k, type == ElementType::kBf16, quantise,
+         limit);
     EXPECT_TRUE(stream().synchronize().ok());
     return out.values();
   }
   void call(TensorView out, ConstTensorView in, const int32_t* ids, const float* weights, int64_t tokens, int64_t top_k,
             bool round, bool quantise, float limit = 4) {
-    cuda::experts(stream(), {out, in, {ids, tokens, top_k, top_k}, {weights, tokens, top_k, top_k}, &bank_, limit,
-                             quantise, round});
+    cuda::experts(
+        stream(),
+        {out, in, {ids, tokens, top_k, top_k}, {weights, tokens, top_k, top_k}, &bank_, limit, quantise, round});
   }
 
   // The same by one call of every op an expert is made of, an expert after the other.
@@ -137,7 +141,8 @@ class ExpertsTest : public CudaTest {
       const int64_t count = static_cast<int64_t>(slots.size());
       const Tensor in = tensor(type, count, hidden_, chosen), gate = poisoned(type, count, inner_),
                    up = poisoned(type, count, inner_), out = poisoned(type, count, hidden_);
-      const ops::LinearTask both[2] = {{gate.view(), in.view(), &w.w1, true, true}, {up.view(), in.view(), &w.w3, true, true}};
+      const ops::LinearTask both[2] = {{gate.view(), in.view(), &w.w1, true, true},
+                                       {up.view(), in.view(), &w.w3, true, true}};
       cuda::linear(stream(), both);
       const OnCard<float> row_weights = upload(weights);
       cuda::swiglu(stream(), {gate.view(), gate.view(), up.view(), row_weights.data(), limit, true});
@@ -271,8 +276,14 @@ TEST_F(ExpertsTest, ATokenHasTheSameBitsAloneAndInAnyBatch) {
       if (type == ElementType::kF32 && hidden > 1000) continue;  // minutes, and the same kernel
       const Floats x = random_values(tokens * hidden, 1, type);
       const Floats all = run(x, r, type, true);
-      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {tokens - 1, tokens}, {17, 19}, {3, 11},
-                                       {100, 117}, {64, 128}, {1, 300}, {0, tokens - 1}}) {
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1},
+                                       {tokens - 1, tokens},
+                                       {17, 19},
+                                       {3, 11},
+                                       {100, 117},
+                                       {64, 128},
+                                       {1, 300},
+                                       {0, tokens - 1}}) {
         const Floats piece(x.begin() + begin * hidden, x.begin() + end * hidden);
         expect_same_bits(run(piece, part(r, begin, end), type, true),
                          Floats(all.begin() + begin * hidden, all.begin() + end * hidden),
@@ -308,9 +319,7 @@ TEST_F(ExpertsTest, ARecordedStepFollowsTheRoutingOfEveryReplay) {
     Routing r = routing(tokens, 4);
     const OnCard<int32_t> ids = upload(r.experts);
     const OnCard<float> weights = upload(r.weights);
-    const auto step = [&] {
-      call(out.view(), in.view(), ids.data(), weights.data(), tokens, 4, true, true);
-    };
+    const auto step = [&] { call(out.view(), in.view(), ids.data(), weights.data(), tokens, 4, true, true); };
     step();  // makes room for what is kept between kernels
     ASSERT_TRUE(stream().synchronize().ok());
     stream().begin_recording();
@@ -332,7 +341,8 @@ TEST_F(ExpertsTest, ARecordedStepFollowsTheRoutingOfEveryReplay) {
 
 TEST_F(ExpertsTest, EveryPairOfFormatsIsRight) {
   for (const auto& [routed, shared] : {std::pair{WeightFormat::kF8Tile32, WeightFormat::kF8Tile32},
-                                       {WeightFormat::kMxfp4, WeightFormat::kMxfp4}, {WeightFormat::kF8Tile32, WeightFormat::kMxfp4}}) {
+                                       {WeightFormat::kMxfp4, WeightFormat::kMxfp4},
+                                       {WeightFormat::kF8Tile32, WeightFormat::kMxfp4}}) {
     make_bank(4, 128, 96, routed, shared);
     const Routing r = routing(50, 2);
     const Floats x = random_values(50 * 128, 1, ElementType::kBf16);
