@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -78,12 +79,17 @@ void measure_ceilings(Parts& parts) {
     constexpr int64_t kSize = 8192;
     const Activation a = card.random_activation(kSize, kSize), b = card.random_activation(kSize, kSize);
     const Activation out = card.poisoned_activation(kSize, kSize);
-    const Timing gemm = card.time(4, [&](int64_t) {
-      parts.vendor->run(
-          card.stream(),
-          {.out = out.all().data, .a = a.all().data, .b = b.all().data, .m = kSize, .n = kSize, .k = kSize});
-    });
-    c.bf16_tflops = 2.0 * kSize * kSize * kSize / gemm.us * 1e-6;
+    // The best of three, apart in time: a card that has just worked is slower for a while.
+    c.bf16_tflops = 0;
+    for (int i = 0; i < 3; ++i) {
+      const Timing gemm = card.time(4, [&](int64_t) {
+        parts.vendor->run(
+            card.stream(),
+            {.out = out.all().data, .a = a.all().data, .b = b.all().data, .m = kSize, .n = kSize, .k = kSize});
+      });
+      c.bf16_tflops = std::max(c.bf16_tflops, 2.0 * kSize * kSize * kSize / gemm.us * 1e-6);
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    }
   }
   measure_graphs(card, c);
 }
