@@ -23,14 +23,15 @@ namespace deepinfer::cuda {
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kBlockRows = 2 * kTileRows;
 
-// With few tokens two blocks fit a multiprocessor, so that the next kernel's can fetch weights while this one's end.
-// With many the consumers need the registers of a whole one, which are handed over between warpgroups.
+// With few tokens two blocks fit a multiprocessor: four warpgroups hide each other's latencies, and the next kernel's
+// blocks can fetch weights while this one's end. From 64 tokens on the sums need more registers than that leaves; they
+// move from the producer's warpgroup, which is whole for that, to the consumers.
 template <int N>
-inline constexpr bool kSmallBlock = N <= 32;
+inline constexpr bool kTwoBlocks = N <= 32;
 template <int N>
-inline constexpr int kGemmThreads = kConsumerWarps * 32 + (kSmallBlock<N> ? 32 : 128);
+inline constexpr int kGemmThreads = kConsumerWarps * 32 + (kTwoBlocks<N> ? 32 : 128);
 template <int N>
-inline constexpr int kSharedLimit = (kSmallBlock<N> ? 112 : 227) * 1024;
+inline constexpr int kSharedLimit = (kTwoBlocks<N> ? 112 : 227) * 1024;
 
 // Column tiles of a stage: few tokens need long copies, many tokens need room.
 template <int N>

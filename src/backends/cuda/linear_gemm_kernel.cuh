@@ -218,7 +218,7 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
 
 // Shared memory: the ring's stages, the warpgroups' staging, the barriers, the count that finish_part saw.
 template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__global__ void __launch_bounds__(kGemmThreads<N>, kSmallBlock<N> ? 2 : 1)
+__global__ void __launch_bounds__(kGemmThreads<N>, kTwoBlocks<N> ? 2 : 1)
     gemm_kernel(const __grid_constant__ GemmParams params) {
 #ifdef DI_SM90A
   extern __shared__ __align__(1024) std::byte shared[];
@@ -235,10 +235,10 @@ __global__ void __launch_bounds__(kGemmThreads<N>, kSmallBlock<N> ? 2 : 1)
     sync_cluster();
   }
   if (threadIdx.x >= kConsumerWarps * 32) {
-    if constexpr (!kSmallBlock<N>) give_registers<40>();
+    if constexpr (!kTwoBlocks<N>) give_registers<40>();
     if (threadIdx.x == kConsumerWarps * 32) produce<kFormat, N, kSpread, kCluster>(params, ring);
   } else {
-    if constexpr (!kSmallBlock<N>) take_registers<232>();
+    if constexpr (!kTwoBlocks<N>) take_registers<232>();
     consume<kFormat, N, kSpread, kCluster>(params, ring, staging, seen);
   }
   // No block leaves while another may still write to it.
