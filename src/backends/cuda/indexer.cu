@@ -41,8 +41,8 @@ void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_cou
     return true;
   }();
   static_cast<void>(ready);
-  // How the tiles are shared out changes no score. A block takes 16 or more if there are enough for all multiprocessors;
-  // blocks fill whole waves, up to four, which evens out contexts of different lengths.
+  // How the tiles are shared out changes no score. A block takes 16 or more if there are enough for all
+  // multiprocessors; blocks fill whole waves, up to four, which evens out contexts of different lengths.
   const int64_t groups = divide_up(p.scores.rows, Shape::kQueries);
   const int64_t tiles = divide_up(max_count, kTileKeys);
   const int64_t slots = int64_t{stream.num_sms()} * Shape::kBlocksPerSm;
@@ -122,8 +122,7 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
   p.num_heads = static_cast<int32_t>(a.num_heads);
   p.head_dim = static_cast<int32_t>(a.q.cols / std::max<int64_t>(1, a.num_heads));
 
-  const int64_t max_count =
-      restricts ? std::min(a.max_visible, a.candidates.cols * a.candidate_block) : a.max_visible;
+  const int64_t max_count = restricts ? std::min(a.max_visible, a.candidates.cols * a.candidate_block) : a.max_visible;
   const bool scored = max_count > p.unscored;
   const bool fast = has_wgmma_shape(p);
   const int64_t stride = divide_up(std::max<int64_t>(1, max_count), kTileKeys) * kTileKeys;

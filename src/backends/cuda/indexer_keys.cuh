@@ -34,8 +34,8 @@ __device__ __forceinline__ uint32_t power_bf16x2(int exponent) {
   return static_cast<uint32_t>(exponent + 127) * 0x00800080u;
 }
 
-// How keys of a type lie in shared memory. load: the thread's channels of a key, out[4 * j + i] is channels 8j + i (lower
-// half) and 8j + i + 4 of its 32.
+// How keys of a type lie in shared memory. load: the thread's channels of a key, out[4 * j + i] is channels 8j + i
+// (lower half) and 8j + i + 4 of its 32.
 template <ops::RowType kType>
 struct KeyFormat;
 
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_keys(const std::byte* tile, uint32_t (&a)[3
     for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = pairs[i];
   }
   if (max(scales[0], scales[1]) <= kLargest) return;
-  // Factors beyond BF16, in two steps.
+    // Factors beyond BF16, in two steps.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t pairs[16];

@@ -38,8 +38,7 @@ struct IndexChoice {
     if (candidates == nullptr || rows == 0) return rows;
     const int32_t num_blocks = num_candidates[token];
     if (num_blocks <= 0) return 0;
-    const int64_t last_end =
-        (int64_t{candidates[token * candidate_stride + num_blocks - 1]} + 1) * candidate_block;
+    const int64_t last_end = (int64_t{candidates[token * candidate_stride + num_blocks - 1]} + 1) * candidate_block;
     return int64_t{num_blocks} * candidate_block - (last_end > rows ? last_end - rows : 0);
   }
   __device__ int64_t row(int64_t token, int64_t i) const {

@@ -5,27 +5,16 @@
 #pragma once
 
 #include "backends/cuda/indexer_rows.cuh"
+#include "backends/cuda/quantise.cuh"
 
 namespace deepinfer::cuda {
 
 inline constexpr int kSimtWarps = 8;
 inline constexpr int kSimtKeys = 64;  // of a token, in a block of threads
 
-__device__ inline float e4m3_value(uint32_t code) {
-  const uint32_t magnitude = code & 127;
-  const float value = magnitude == 127 ? __uint_as_float(0x7fffffffu) : __uint_as_float(magnitude << 20) * 0x1p120f;
-  return code & 128 ? -value : value;
-}
-
-__device__ inline float e2m1_value(uint32_t code) {
-  const float value = __uint_as_float((code & 7) << 22) * 0x1p126f;
-  return code & 8 ? -value : value;
-}
-
 // Value i of a stored row.
 __device__ inline float row_value(ops::RowType type, const std::byte* row, int64_t width, int64_t i) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(row);
-  const auto e8m0 = [](uint32_t code) { return __uint_as_float(code << 23); };
   const auto e2m1 = [&] { return e2m1_value(bytes[i / 2] >> (i & 1) * 4 & 15); };
   switch (type) {
     case ops::RowType::kF32:
@@ -33,11 +22,11 @@ __device__ inline float row_value(ops::RowType type, const std::byte* row, int64
     case ops::RowType::kBf16:
       return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
     case ops::RowType::kE4m3Group32:
-      return e4m3_value(bytes[i]) * e8m0(bytes[width + i / 32]);
+      return e4m3_value(bytes[i]) * e8m0_value(bytes[width + i / 32]);
     case ops::RowType::kE2m1Group16:
       return e2m1() * e4m3_value(bytes[width / 2 + i / 16]);
     case ops::RowType::kE2m1Group32:
-      return e2m1() * e8m0(bytes[width / 2 + i / 32]);
+      return e2m1() * e8m0_value(bytes[width / 2 + i / 32]);
   }
   return 0;
 }
@@ -68,8 +57,8 @@ __global__ void __launch_bounds__(kSimtWarps * 32) index_scores_simt_kernel(Inde
   const int64_t end = count < begin + kSimtKeys ? count : begin + kSimtKeys;
   for (int64_t i = begin + warp; i < end; i += kSimtWarps) {
     const int64_t r = p.choice.row(token, i);
-    const std::byte* row = blocks[r >> p.keys.block_shift] + p.keys.offset +
-                           (r & ((int64_t{1} << p.keys.block_shift) - 1)) * p.row_bytes;
+    const std::byte* row =
+        blocks[r >> p.keys.block_shift] + p.keys.offset + (r & ((int64_t{1} << p.keys.block_shift) - 1)) * p.row_bytes;
     for (int d = lane; d < p.head_dim; d += 32) key[d] = row_value(p.keys.type, row, p.head_dim, d);
     __syncwarp();
     float score = 0;

@@ -56,11 +56,11 @@ struct IndexShared {
   std::byte* const* tables[Shape::kQueries];   // of each token
   uint32_t* values[Shape::kQueries];
   uint32_t* maxima[Shape::kQueries];
-  int32_t count[Shape::kQueries];              // scores of each token
-  int32_t run_begin[Shape::kQueries];          // runs of tokens that share their keys
+  int32_t count[Shape::kQueries];      // scores of each token
+  int32_t run_begin[Shape::kQueries];  // runs of tokens that share their keys
   int32_t run_end[Shape::kQueries];
-  int32_t run_count[Shape::kQueries];          // the most scores of any of its tokens
-  int32_t run_step[Shape::kQueries + 1];       // its first step; a step is a tile of a run
+  int32_t run_count[Shape::kQueries];     // the most scores of any of its tokens
+  int32_t run_step[Shape::kQueries + 1];  // its first step; a step is a tile of a run
   int32_t num_runs;
 };
 
@@ -196,7 +196,8 @@ struct OneQuery {
 
 // Stores what score_four left, of the tile that begins at score `begin`, and the maxima over 8.
 template <typename Shared>
-__device__ __forceinline__ void store_four(const Shared& s, int query, bool valid, int begin, const float (&result)[2]) {
+__device__ __forceinline__ void store_four(const Shared& s, int query, bool valid, int begin,
+                                           const float (&result)[2]) {
   const int i = begin + first_key(threadIdx.x % 128);
   const int count = s.count[query];
   const uint32_t first = i < count ? ordered_score(result[0]) : 0;
@@ -247,7 +248,7 @@ __device__ __forceinline__ void plan_runs(Shared& s, int first_tile, int max_til
 // Where the keys with scores place * kKeysPerPlace and on lie. Beyond the last key: where that lies.
 template <ops::RowType kType, IndexMode kMode>
 __device__ __forceinline__ const std::byte* find_place(const IndexScoreParams& p, int64_t token,
-                                                      std::byte* const* table, int count, int place) {
+                                                       std::byte* const* table, int count, int place) {
   using Tile = IndexTile<kType, kMode>;
   const int last = (count - 1) / Tile::kKeysPerPlace;
   const int64_t row = p.choice.row(token, int64_t{min(place, last)} * Tile::kKeysPerPlace);
@@ -286,8 +287,7 @@ __global__ void __launch_bounds__(IndexShape<kType, kMode>::kThreads, IndexShape
   extern __shared__ __align__(128) std::byte memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int64_t first_token = p.scores.first + int64_t{blockIdx.y} * Shape::kQueries;
-  const int num_tokens =
-      static_cast<int>(min(int64_t{Shape::kQueries}, p.scores.first + p.scores.rows - first_token));
+  const int num_tokens = static_cast<int>(min(int64_t{Shape::kQueries}, p.scores.first + p.scores.rows - first_token));
   const int first_tile = blockIdx.x * tiles_per_block;
   if (threadIdx.x < Shape::kWarpgroups * Shape::kStages) {
     barrier_init(shared_address(&s.full[0][0] + threadIdx.x), 1);
@@ -312,9 +312,8 @@ __global__ void __launch_bounds__(IndexShape<kType, kMode>::kThreads, IndexShape
     const int step = i / Tile::kPlaces;
     while (step >= s.run_step[run + 1]) ++run;
     const int first = s.run_begin[run];
-    s.places[i] = find_place<kType, kMode>(
-        p, first_token + first, s.tables[first], s.run_count[run],
-        (first_tile + step - s.run_step[run]) * Tile::kPlaces + i % Tile::kPlaces);
+    s.places[i] = find_place<kType, kMode>(p, first_token + first, s.tables[first], s.run_count[run],
+                                           (first_tile + step - s.run_step[run]) * Tile::kPlaces + i % Tile::kPlaces);
   }
   __syncthreads();
 
@@ -322,7 +321,7 @@ __global__ void __launch_bounds__(IndexShape<kType, kMode>::kThreads, IndexShape
   const int filler = (group + blockIdx.x) % 4;  // of a warpgroup's warps, which have a scheduler each
   const auto fill = [&](int step, int stage) {
     copy_tile<kType, kMode>(s.places + step * Tile::kPlaces, shared_address(s.keys[group][stage]),
-                                  shared_address(&s.full[group][stage]));
+                            shared_address(&s.full[group][stage]));
   };
   if (warp == filler) {
     for (int i = 0; i < Shape::kStages; ++i) {

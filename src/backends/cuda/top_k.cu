@@ -192,7 +192,8 @@ __device__ void select_by_radix(Block& block, const Row& row, uint32_t k, const 
     threshold |= bin.digit << shift;
     mask |= 255u << shift;
   }
-  place<4>(block, row.count, threshold, k - bin.above, row, [](int i) { return i; }, out);
+  place<4>(
+      block, row.count, threshold, k - bin.above, row, [](int i) { return i; }, out);
 }
 
 // Exact threshold among the first `n` gathered values, then the output.
@@ -413,8 +414,8 @@ __global__ void __launch_bounds__(kThreads, 2) top_k_kernel(const TopKParams p) 
 template <int kRun, int kParts>
 void launch_kernel(Stream& stream, const TopKParams& p) {
   static const bool ready = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(top_k_kernel<kRun, kParts>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       sizeof(Shared)));
+    DI_CUDA_CHECK(
+        cudaFuncSetAttribute(top_k_kernel<kRun, kParts>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     return true;
   }();
   static_cast<void>(ready);

@@ -73,8 +73,8 @@ class IndexerTest : public CudaTest {
           }
           if (i % 2 == 0) row[i / 2] = std::byte{0};
           row[i / 2] |= static_cast<std::byte>((code & 15) << (i & 1) * 4);
-          values[i] = e2m1_of(code & 15) * (wide ? std::ldexp(1.0, static_cast<int>(scale) - 127)
-                                                 : e4m3_of(static_cast<int>(scale)));
+          values[i] = e2m1_of(code & 15) *
+                      (wide ? std::ldexp(1.0, static_cast<int>(scale) - 127) : e4m3_of(static_cast<int>(scale)));
           break;
         }
       }
@@ -176,9 +176,8 @@ class IndexerTest : public CudaTest {
     std::vector<int32_t> order(values.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     const int64_t kept = std::min<int64_t>(count, static_cast<int64_t>(order.size()));
-    std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int32_t a, int32_t b) {
-      return values[a] != values[b] ? values[a] > values[b] : a < b;
-    });
+    std::partial_sort(order.begin(), order.begin() + kept, order.end(),
+                      [&](int32_t a, int32_t b) { return values[a] != values[b] ? values[a] > values[b] : a < b; });
     order.resize(kept);
     std::sort(order.begin(), order.end());
     return order;
@@ -196,8 +195,8 @@ class IndexerTest : public CudaTest {
     for (size_t t = 0; t < n; ++t) {
       const int64_t rows = visible(tokens[t]);
       if (rows == 0) continue;
-      const std::vector<double> scores = scores_of(sequences[tokens[t].sequence], rows, q.data() + t * heads_ * width_,
-                                                   weights.data() + t * heads_);
+      const std::vector<double> scores =
+          scores_of(sequences[tokens[t].sequence], rows, q.data() + t * heads_ * width_, weights.data() + t * heads_);
       std::vector<int32_t> choice;
       for (int64_t r = 0; given == nullptr && r < rows; ++r) choice.push_back(static_cast<int32_t>(r));
       for (int32_t b = 0; given != nullptr && b < given->num_candidates[t]; ++b) {

@@ -39,7 +39,8 @@ class TopK : public IndexerTest {
     for (size_t t = 0; t < tokens.size(); ++t) {
       const int64_t count = tokens[t].position + 1;
       std::vector<double> order(count);
-      for (int64_t r = 0; r < count; ++r) order[r] = std::isnan(scores[r]) ? -HUGE_VAL : std::max<double>(scores[r], -1e300);
+      for (int64_t r = 0; r < count; ++r)
+        order[r] = std::isnan(scores[r]) ? -HUGE_VAL : std::max<double>(scores[r], -1e300);
       std::vector<int32_t> want = largest(order, top_k_);
       ASSERT_EQ(got.num_rows[t], static_cast<int64_t>(want.size())) << what;
       for (size_t i = 0; i < want.size(); ++i) {
@@ -96,7 +97,10 @@ TEST_F(TopK, SelectsFromOrderedValues) {
 TEST_F(TopK, OrdersInfinitiesAndTakesWhatIsNotANumberLast) {
   for (const int64_t count : {600, 9000, 50000}) {
     const std::string what = std::to_string(count);
-    check(values_of(count, [&](int64_t i) { return i % 7 == 0 ? NAN : i % 11 == 0 ? INFINITY * (i % 2 ? 1.0f : -1.0f) : i % 13; }),
+    check(values_of(count,
+                    [&](int64_t i) {
+                      return i % 7 == 0 ? NAN : i % 11 == 0 ? INFINITY * (i % 2 ? 1.0f : -1.0f) : i % 13;
+                    }),
           what + " some NaN");
     check(values_of(count, [&](int64_t i) { return i % 200 == 3 ? -INFINITY : NAN; }), what + " mostly NaN");
     check(values_of(count, [&](int64_t) { return NAN; }), what + " all NaN");
