@@ -31,6 +31,7 @@ if(DEEPINFER_CUDA)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # src/backends/cuda names it, with its path: programs are linked by g++
     # Nor which folders the host's compiler searches anyway; naming one of them would hide the others' headers.
     list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS DEEPINFER_LEAST_NVCC)
