@@ -1,5 +1,5 @@
-// experts: the plan, both products of every expert with its rows, and the sum of a token's rows. Four launches; with many
-// tokens a fifth copies them to their experts' rows first.
+// experts: the plan, both products of every expert with its rows, and the sum of a token's rows. Four launches; with
+// many tokens a fifth copies them to their experts' rows first.
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/experts_exact.cuh"
