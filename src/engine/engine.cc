@@ -340,7 +340,7 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::
   };
   DI_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(*device, settings.model,
                                                      {.numerics = *numerics_from_name(settings.numerics),
-                                                      .kv_format = *kv_format_from_name(settings.kv_cache_format),
+                                                      .kv_format = kv_format_of(settings),
                                                       .engram_cache_rows = settings.engram_cache_rows,
                                                       .progress = tell}));
   DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *device, *loaded.model));

@@ -92,11 +92,11 @@ void add_cache(Table& table) {
   table.begin_group("Cache");
   table.byte_size("kv_cache_bytes", &EngineSettings::kv_cache_bytes,
                   "Memory for the rows of all sequences and cached prefixes. 0: chosen from the free memory.");
-  table.choice(
-      "kv_cache_format", &EngineSettings::kv_cache_format, {std::begin(kKvFormatNames), std::end(kKvFormatNames)},
-      "How cached rows are stored. `fp4` keeps the codes of the model's own quantisation: results are those of "
-      "`bf16` with 28 % of its bytes a token. `fp8` (52 %) rounds compressed rows once more: changes results. "
-      "With `exact` numerics rows are fp32 and only `bf16` is allowed.");
+  table.choice("kv_cache_format", &EngineSettings::kv_cache_format, {"auto", "bf16", "fp8", "fp4"},
+               "How cached rows are stored. `auto`: `bf16` on the CPU, `fp4` on a card. `fp4` keeps the codes of the "
+               "model's own quantisation: results are those of "
+               "`bf16` with 28 % of its bytes a token. `fp8` (52 %) rounds compressed rows once more: changes results. "
+               "With `exact` numerics rows are fp32 and only `bf16` is allowed.");
   table.on_off("enable_prefix_caching", &EngineSettings::enable_prefix_caching,
                "Keep the rows of finished prompts and answers and use them for requests that begin alike.");
   table.whole_number("prefix_unit_interval", &EngineSettings::prefix_unit_interval, 0, kMany,
@@ -266,6 +266,12 @@ Status check_engine_settings(const EngineSettings& settings) {
       "data_parallel_size {}, context_parallel_size {}, engram_parallel_size {}: this build runs one rank, leave all "
       "at 1",
       settings.data_parallel_size, settings.context_parallel_size, settings.engram_parallel_size);
+}
+
+KvFormat kv_format_of(const EngineSettings& settings) {
+  if (settings.kv_cache_format != "auto") return *kv_format_from_name(settings.kv_cache_format);
+  const bool packs = settings.device != "cpu" && Rounding::of(*numerics_from_name(settings.numerics)).quantise_caches;
+  return packs ? KvFormat::kFp4 : KvFormat::kBf16;
 }
 
 Status check_parallel_sizes(int64_t expert_parallel, int64_t data_parallel, int64_t context_parallel,

@@ -13,6 +13,7 @@
 #include "base/settings.h"
 #include "base/settings_sources.h"
 #include "base/status.h"
+#include "model/kv_format.h"
 
 namespace deepinfer {
 
@@ -44,8 +45,8 @@ struct EngineSettings {
   int64_t prefill_low_occupancy = 16;
   int64_t max_prefill_steps = 8;
 
-  int64_t kv_cache_bytes = 0;  // 0: chosen from the free memory
-  std::string kv_cache_format = "bf16";
+  int64_t kv_cache_bytes = 0;            // 0: chosen from the free memory
+  std::string kv_cache_format = "auto";  // see kv_format_of
   bool enable_prefix_caching = true;
   int64_t prefix_unit_interval = 8192;
   int64_t host_cache_bytes = 0;
@@ -85,6 +86,10 @@ Result<EngineSettings> read_engine_settings(const SettingsSources& sources,
 
 // What rows cannot see alone. For settings that were filled by hand.
 Status check_engine_settings(const EngineSettings& settings);
+
+// The format that the settings name. `auto`: packed where a device has memory of its own to save and bandwidth to lose,
+// plain on the CPU, and where the numerics quantise nothing. Requires: checked settings.
+KvFormat kv_format_of(const EngineSettings& settings);
 
 // Whether ranks can be laid out so. All but engram_parallel (0: as many as the model has) are at least 1.
 Status check_parallel_sizes(int64_t expert_parallel, int64_t data_parallel, int64_t context_parallel,

@@ -157,6 +157,13 @@ TEST(EngineSettings, PackedCachesNeedNumericsThatQuantise) {
   EXPECT_THAT(message({keyword("kv_cache_format", "fp16")}), AllOf(HasSubstr("fp16"), HasSubstr("fp4")));
 }
 
+TEST(EngineSettings, CachesArePackedByThemselvesOnACardOnlyAndNeverInExactNumerics) {
+  EXPECT_EQ(kv_format_of(*read({})), KvFormat::kBf16);
+  EXPECT_EQ(kv_format_of(*read({keyword("device", "cuda")})), KvFormat::kFp4);
+  EXPECT_EQ(kv_format_of(*read({keyword("device", "cuda"), keyword("numerics", "exact")})), KvFormat::kBf16);
+  EXPECT_EQ(kv_format_of(*read({keyword("device", "cuda"), keyword("kv_cache_format", "fp8")})), KvFormat::kFp8);
+}
+
 TEST(EngineSettings, KeepTokensAreANumberOrExact) {
   EXPECT_EQ(read({keyword("yoco_prefill_keep_tokens", "140")})->yoco_prefill_keep_tokens, 140);
   EXPECT_EQ(read({keyword("yoco_prefill_keep_tokens", "exact")})->yoco_prefill_keep_tokens, kExactKeepTokens);

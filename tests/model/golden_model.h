@@ -15,9 +15,9 @@
 
 namespace deepinfer {
 
-// The folder of tests: this one, or DEEPINFER_TESTS_DIR where a test runs on another machine than it was built on.
+// The folder of tests: this one, or TESTS_FOLDER where a test runs on another machine than it was built on.
 inline std::string tests_folder() {
-  const char* moved = std::getenv("DEEPINFER_TESTS_DIR");
+  const char* moved = std::getenv("TESTS_FOLDER");
   return moved != nullptr ? moved : DEEPINFER_TESTS_DIR;
 }
 

@@ -309,7 +309,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     barrier_expect(shared_address(&s.weights_there), kPieces * kPieceBytes);
   }
   KeyList keys;
-  if (!list_rows(p, token, t, keys, s.rows)) return;
+  if (!list_rows(p, token, t, keys, s.rows)) return;  // all blocks of the cluster alike
+  cluster_arrive();                                   // nobody writes into another block before that has started
   const int num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
   const std::byte* q = p.q + (token * p.q_stride + t / 8 * kDim) * 2 + t % 8 * 16;
   const uint32_t q_tiles = shared_address(s.q_then_values);
@@ -366,6 +367,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         if (rank * kOwnKeys + 8 * j + 2 * c + e % 2 >= keys.num_keys) w[4 * j + e] = -INFINITY;
       }
     }
+    cluster_wait();  // all blocks have started
     send_largest(s, w, rank, heads, c);
     cluster_arrive();
     cluster_wait();  // all blocks have read their keys and sent their largest scores
@@ -373,6 +375,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cluster_arrive();
   } else {
     sync_threads(kQueryRead, kThreads);
+    cluster_wait();
     cluster_arrive();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -71,6 +71,7 @@ struct ExpertsRing {
   // By every thread of a consumer warp, once it has read a stage.
   __device__ __forceinline__ void release(int stage) const {
     const uint32_t lane = threadIdx.x % 32;
+    __syncwarp();  // one lane speaks for the reads of all
     if constexpr (Kind::kCluster == 1) {
       if (lane == 0) barrier_arrive(empty(stage));
     } else {

