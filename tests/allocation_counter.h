@@ -36,6 +36,11 @@ void* operator new(std::size_t size, std::align_val_t alignment) {
 void* operator new[](std::size_t size, std::align_val_t alignment) {
   return deepinfer::counted_allocation(size, static_cast<std::size_t>(alignment));
 }
+// Those that do not throw as well, or what they give would be freed by another allocator's rules below.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return deepinfer::counted_allocation(size, 1); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return deepinfer::counted_allocation(size, 1);
+}
 // Not inlined: beside an operator new that is not, compilers take them for a mistake.
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
