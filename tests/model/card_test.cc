@@ -23,48 +23,20 @@ INSTANTIATE_TEST_SUITE_P(Models, Card, testing::Values("tiny_full", "tiny_noengr
 TEST_P(Card, ExactNumericsGiveTheExactLogits) {
   SKIP_WITHOUT_A_CARD();
   GoldenModel model(GetParam(), Numerics::kExact, card());
-  Errors errors;
-  for (const GoldenPrompt& golden : read_golden(GetParam())) {
-    const std::vector<Row> rows = run(*model, golden.all(), {1000});
-    for (size_t i = 0; i < golden.exact.size(); ++i) {
-      errors.all.push_back(relative_error(rows[golden.prompt.size() - 1 + i], golden.exact[i]));
-      EXPECT_LE(errors.all.back(), 1e-4) << "prompt of " << golden.prompt.size() << ", row " << i;
-    }
-  }
-  std::printf("%s exact: largest %.2e, median %.2e\n", GetParam(), errors.largest(), errors.median());
+  expect_exact_logits(*model, GetParam());
 }
 
 TEST_P(Card, OfficialNumericsGiveTheVendorsLogitsWithinRounding) {
   SKIP_WITHOUT_A_CARD();
-  const bool smooth = std::string(GetParam()) == "tiny_smooth";  // no discrete choice that a rounding can flip
   GoldenModel model(GetParam(), Numerics::kOfficial, card());
-  Errors errors;
-  for (const GoldenPrompt& golden : read_golden(GetParam())) {
-    const std::vector<Row> rows = run(*model, golden.all(), {1000});
-    for (size_t i = 0; i < golden.official.size(); ++i) {
-      const Row& row = rows[golden.prompt.size() - 1 + i];
-      errors.all.push_back(relative_error(row, golden.official[i]));
-      EXPECT_LE(errors.all.back(), smooth ? 0.015 : 0.06) << "prompt of " << golden.prompt.size() << ", row " << i;
-      expect_same_argmax(row, golden.official[i], 0.06);
-    }
-  }
-  std::printf("%s official: largest %.2e, median %.2e\n", GetParam(), errors.largest(), errors.median());
-  EXPECT_LE(errors.median(), smooth ? 0.005 : 0.015);
+  expect_official_logits(*model, GetParam());
 }
 
 TEST_P(Card, NoCutIntoStepsChangesABit) {
   SKIP_WITHOUT_A_CARD();
   for (const Numerics numerics : {Numerics::kOfficial, Numerics::kBf16Activations, Numerics::kExact}) {
     GoldenModel model(GetParam(), numerics, card());
-    for (const GoldenPrompt& golden : read_golden(GetParam())) {
-      const std::vector<int32_t> tokens = golden.all();
-      const std::vector<Row> whole = run(*model, tokens, {1000});
-      const int prompt = static_cast<int>(golden.prompt.size());
-      for (const std::vector<int>& sizes :
-           std::vector<std::vector<int>>{{1}, {2}, {3}, {7, 1, 1, 20}, {5, 8}, {prompt, 1}, {prompt, 3}, {1, 1000}}) {
-        ASSERT_EQ(run(*model, tokens, sizes), whole) << "prompt of " << prompt << ", first step " << sizes[0];
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(expect_no_cut_changes_a_bit(*model, GetParam()));
   }
 }
 

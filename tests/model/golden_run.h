@@ -85,4 +85,47 @@ inline void expect_same_argmax(const Row& row, const std::vector<double>& golden
   EXPECT_EQ(static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin()), order[0]);
 }
 
+// Logits after every golden token in exact numerics.
+inline void expect_exact_logits(Model& model, const std::string& name) {
+  Errors errors;
+  for (const GoldenPrompt& golden : read_golden(name)) {
+    const std::vector<Row> rows = run(model, golden.all(), {1000});
+    for (size_t i = 0; i < golden.exact.size(); ++i) {
+      errors.all.push_back(relative_error(rows[golden.prompt.size() - 1 + i], golden.exact[i]));
+      EXPECT_LE(errors.all.back(), 1e-4) << "prompt of " << golden.prompt.size() << ", row " << i;
+    }
+  }
+  std::printf("%s exact: largest %.2e, median %.2e\n", name.c_str(), errors.largest(), errors.median());
+}
+
+// The same in official numerics. tiny_smooth makes no discrete choice; in the others a rounding can flip one.
+inline void expect_official_logits(Model& model, const std::string& name) {
+  const bool smooth = name == "tiny_smooth";
+  Errors errors;
+  for (const GoldenPrompt& golden : read_golden(name)) {
+    const std::vector<Row> rows = run(model, golden.all(), {1000});
+    for (size_t i = 0; i < golden.official.size(); ++i) {
+      const Row& row = rows[golden.prompt.size() - 1 + i];
+      errors.all.push_back(relative_error(row, golden.official[i]));
+      EXPECT_LE(errors.all.back(), smooth ? 0.015 : 0.06) << "prompt of " << golden.prompt.size() << ", row " << i;
+      expect_same_argmax(row, golden.official[i], 0.06);
+    }
+  }
+  std::printf("%s official: largest %.2e, median %.2e\n", name.c_str(), errors.largest(), errors.median());
+  EXPECT_LE(errors.median(), smooth ? 0.005 : 0.015);
+}
+
+// However the tokens are cut into steps, the bits are those of one step.
+inline void expect_no_cut_changes_a_bit(Model& model, const std::string& name) {
+  for (const GoldenPrompt& golden : read_golden(name)) {
+    const std::vector<int32_t> tokens = golden.all();
+    const std::vector<Row> whole = run(model, tokens, {1000});
+    const int prompt = static_cast<int>(golden.prompt.size());
+    for (const std::vector<int>& sizes :
+         std::vector<std::vector<int>>{{1}, {2}, {3}, {7, 1, 1, 20}, {5, 8}, {prompt, 1}, {prompt, 3}, {1, 1000}}) {
+      ASSERT_EQ(run(model, tokens, sizes), whole) << "prompt of " << prompt << ", first step " << sizes[0];
+    }
+  }
+}
+
 }  // namespace deepinfer

@@ -6,14 +6,13 @@
 // rows of matrices and shares the tokens. Who computes an item, and with how many neighbours, has no part in its bits.
 #include "backends/cuda/experts_gemm.cuh"
 
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/experts_epilogue.cuh"
 #include "backends/cuda/experts_mainloop.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/tensor_map.h"
 
 namespace deepinfer::cuda {
 namespace {
@@ -271,37 +270,10 @@ __global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm)
 
 // --- host ----------------------------------------------------------------------------------------------------------
 
-PFN_cuTensorMapEncodeTiled_v12000 map_encoder() {
-  static const auto encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    DI_CUDA_CHECK(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
-    DI_CHECK(result == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-  }();
-  return encoder;
-}
-
-// Boxes of 64 columns and `box_rows` rows.
-CUtensorMap rows_map(const std::byte* data, int64_t rows, int64_t cols, int64_t stride, int box_rows) {
-  CUtensorMap map;
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(rows > 1 ? stride : (cols + 7) / 8 * 8) * 2};
-  const cuuint32_t box[2] = {kTileCols, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result = map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::byte*>(data), dims,
-                                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  DI_CHECK(result == CUDA_SUCCESS, "no tensor map of [{}, {}], stride {} at {}: error {}", rows, cols, stride,
-           static_cast<const void*>(data), static_cast<int>(result));
-  return map;
-}
-
 void set_maps(const ExpertsVariant& variant, CUtensorMap (&maps)[kMaps], const std::byte* data, int64_t rows,
               int64_t cols, int64_t stride) {
   for (int i = 0; i < (variant.gathers ? 1 : kMaps); ++i) {
-    maps[i] = rows_map(data, rows, cols, stride, variant.gathers ? 1 : (i + 1) * kRowUnit / ManyRows::kCluster);
+    maps[i] = token_map(data, rows, cols, stride, variant.gathers ? 1 : (i + 1) * kRowUnit / ManyRows::kCluster);
   }
 }
 

@@ -8,8 +8,6 @@
 // the parts one after the other. Both give the same bits.
 #include "backends/cuda/linear_gemm.cuh"
 
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
@@ -19,36 +17,10 @@
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/gemm_mainloop.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/tensor_map.h"
 
 namespace deepinfer::cuda {
 namespace {
-
-PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    DI_CUDA_CHECK(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result));
-    DI_CHECK(result == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-  }();
-  return encoder;
-}
-
-CUtensorMap token_map(const ConstTensorView& in, int box_tokens) {
-  CUtensorMap map;
-  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(in.cols), static_cast<cuuint64_t>(in.rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>((in.rows > 1 ? in.stride : (in.cols + 7) / 8 * 8) * 2)};
-  const cuuint32_t box[2] = {kTileCols, static_cast<cuuint32_t>(box_tokens)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::byte*>(in.data), dims, strides,
-                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  DI_CHECK(result == CUDA_SUCCESS, "no tensor map of [{}, {}], stride {} at {}: error {}", in.rows, in.cols, in.stride,
-           static_cast<const void*>(in.data), static_cast<int>(result));
-  return map;
-}
 
 // Counters that are zero between launches, one set for each stream.
 constexpr int kCounterSets = 64, kCountersPerSet = 8192;
@@ -111,7 +83,8 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
       plan.num_counters += blocks;
       plan.num_partials += int64_t{blocks} * g.num_parts;
     }
-    plan.params.tokens[i] = token_map(task.in, variant.block_tokens / variant.cluster);
+    plan.params.tokens[i] =
+        token_map(task.in.data, task.in.rows, task.in.cols, task.in.stride, variant.block_tokens / variant.cluster);
   }
   return plan;
 }
