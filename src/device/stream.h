@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "device/event.h"
 #include "device/view.h"
 
 namespace deepinfer {
@@ -36,6 +37,10 @@ class Stream {
   virtual void copy(void* to, const void* from, int64_t bytes) = 0;
   // Waits until everything so far has run. Fails if any of it did: the device is of no further use then.
   virtual Status synchronize() = 0;
+
+  // Events of this stream's device. Recorded again, an event stands for the later moment.
+  virtual std::unique_ptr<Event> make_event() { return std::make_unique<HostEvent>(); }
+  virtual void record(Event& event) { static_cast<HostEvent&>(event).record(); }
 
   // What is called between the two is recorded and not run. A device that cannot says so.
   virtual bool can_record() const { return false; }

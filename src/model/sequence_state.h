@@ -55,6 +55,10 @@ class SequenceState {
   // empty span without Engram), when nothing runs that names the state; `end_step` makes them part of the sequence. A
   // step that begins and does not end leaves no trace. With placed blocks nothing is allocated.
   Status begin_step(int64_t num_tokens, std::span<const int32_t> compressed_ids);
+  // Ids that `begin_step` was not given, before `end_step`.
+  void append_history(std::span<const int32_t> compressed_ids) {
+    engram_ids_.insert(engram_ids_.end(), compressed_ids.begin(), compressed_ids.end());
+  }
   void end_step(int64_t num_tokens);
   void upload_tables(Stream& stream) { tables_.upload(stream); }
   std::byte* const* table_on_device(int group) const { return tables_.on_device(group); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/sequence_state.h"
+#include "ops/sampling.h"
 
 namespace deepinfer {
 
@@ -21,6 +22,12 @@ struct SequenceStep {
   // is skipped. Wanted logits must lie at or behind it.
   int64_t decoder_begin = 0;
   bool mask_only = false;  // skipped tokens run all the same and are ignored: same results, for comparison
+  // Where a model draws tokens itself (Model::draws). takes_slots_token: `tokens` is the one that the sequence's slot
+  // drew last; the host need not know it before Model::complete. draw: how the token after the last one is drawn;
+  // position < 0: not here.
+  bool takes_slots_token = false;
+  int32_t slot = -1;
+  ops::SampleRow draw = {.position = -1};
 };
 
 // The rows of a step, one a token.
@@ -31,6 +38,8 @@ struct StepLayout {
   std::vector<const SequenceState*> states;  // [num_tokens]
   std::vector<int64_t> decoder_begin;        // [num_tokens]
   std::vector<int32_t> logit_rows;           // tokens whose logits are wanted, ascending
+  std::vector<int32_t> token_slots;          // [num_tokens]: the slot that drew the token, -1: it is in `tokens`
+  std::vector<ops::SampleRow> draws;         // by logit row
 
   void reset(std::span<const SequenceStep> steps);
   int64_t max_length() const;  // no token has a greater position + 1

@@ -33,6 +33,7 @@ class StepGraphs {
   struct Shape {
     int64_t rows = 0;
     int64_t max_length = 0;
+    int part = 0;  // of a step that is launched in pieces
     bool operator==(const Shape&) const = default;
   };
 

@@ -8,8 +8,11 @@
 
 namespace deepinfer {
 
-StepInputs::StepInputs(Device& device, const ModelConfig& config, const KvLayout& layout)
-    : device_(device), num_groups_(static_cast<int64_t>(layout.cache.groups.size())), num_streams_(config.hc_mult) {
+StepInputs::StepInputs(Device& device, Stream& stream, const ModelConfig& config, const KvLayout& layout)
+    : device_(device),
+      stream_(stream),
+      num_groups_(static_cast<int64_t>(layout.cache.groups.size())),
+      num_streams_(config.hc_mult) {
   if (!config.engram.enabled()) return;
   engram_tables_ = config.engram.num_tables();
   engram_codes_ = config.engram.num_columns() * config.engram.head_dim;
@@ -26,8 +29,11 @@ StepInputs::Places StepInputs::place(const Shape& shape) const {
     return RowPlaces{take(count, sizeof(int64_t)), take(count, sizeof(int64_t)),
                      take(num_groups_ * count, sizeof(std::byte**))};
   };
-  places.all = take_rows(shape.tokens);
+  take(num_slots_, sizeof(int32_t));
   places.tokens = take(shape.tokens, sizeof(int32_t));
+  places.token_rows = take(num_slots_ > 0 ? shape.tokens : 0, sizeof(int32_t));
+  places.draws = take(num_slots_ > 0 ? shape.logits : 0, sizeof(ops::SampleRow));
+  places.all = take_rows(shape.tokens);
   places.mix = take(shape.tokens * num_streams_, sizeof(float));
   places.kept = take_rows(shape.kept);
   places.kept_rows = take(shape.kept, sizeof(int32_t));
@@ -43,8 +49,10 @@ int64_t StepInputs::bytes_for(const Shape& shape) const {
 }
 
 Status StepInputs::reserve(const Shape& shape) {
-  if (place(shape).end <= capacity_) return Status();
+  if (holds(shape)) return Status();
   const int64_t bytes = bytes_for(shape);
+  // The slots' tokens move along; nothing else has to survive, and makes room.
+  const std::shared_ptr<std::byte> before = num_slots_ > 0 ? device_memory_ : nullptr;
   host_.reset();
   device_memory_.reset();
   capacity_ = 0;
@@ -57,6 +65,10 @@ Status StepInputs::reserve(const Shape& shape) {
                                                     "lower max_num_batched_tokens or kv_cache_bytes"));
   }
   capacity_ = bytes;
+  if (before != nullptr) {
+    stream_.copy(device_memory_.get(), before.get(), num_slots_ * static_cast<int64_t>(sizeof(int32_t)));
+    DI_RETURN_IF_ERROR(stream_.synchronize());
+  }
   return Status();
 }
 
@@ -84,6 +96,19 @@ void StepInputs::fill(const Shape& shape, const StepLayout& all, const StepLayou
   auto* const tokens = on_host<int32_t>(places_.tokens);
   std::copy(all.tokens.begin(), all.tokens.end(), tokens);
   std::fill(tokens + all.num_tokens, tokens + shape.tokens, 0);
+  if (num_slots_ > 0) {
+    auto* const token_rows = on_host<int32_t>(places_.token_rows);
+    const auto first = static_cast<int32_t>(places_.tokens / sizeof(int32_t));
+    for (int32_t t = 0; t < shape.tokens; ++t) {
+      const int32_t slot = t < all.num_tokens ? all.token_slots[t] : -1;
+      DI_CHECK(slot < num_slots_, "slot {} of {}", slot, num_slots_);
+      token_rows[t] = slot >= 0 ? slot : first + t;
+    }
+    const std::vector<ops::SampleRow>& wanted = shape.kept > 0 ? kept.draws : all.draws;
+    auto* const draws = on_host<ops::SampleRow>(places_.draws);
+    std::copy(wanted.begin(), wanted.end(), draws);
+    std::fill(draws + wanted.size(), draws + shape.logits, ops::SampleRow{.position = -1});
+  }
   auto* const mix = on_host<float>(places_.mix);
   // The streams are equal at first: the first one is all of them.
   for (int64_t i = 0; i < shape.tokens * num_streams_; ++i) mix[i] = i % num_streams_ == 0 ? 1.0f : 0.0f;
@@ -117,6 +142,10 @@ void StepInputs::upload_engram(Stream& stream, int table) const {
   const int64_t codes = shape_.tokens * engram_codes_;
   upload(stream, place(rows.codes), place(rows.codes) + codes);
   upload(stream, place(rows.scales), place(rows.scales) + codes / 32);
+}
+
+ConstTensorView StepInputs::token_sources() const {
+  return dense<const float>(on_device<float>(0), places_.tokens / 4 + shape_.tokens, 1);
 }
 
 StepRows StepInputs::rows_at(int64_t count, const RowPlaces& places) const {

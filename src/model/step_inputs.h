@@ -5,6 +5,9 @@
 // the block a thing lies follows from the numbers of rows alone, so recorded work finds the next step's inputs in the
 // place of the last one's. Rows behind a step's own pad it to a shape that was recorded: position -1, token 0, no
 // tables.
+//
+// Where tokens are drawn on the device, the block begins with the last token of every slot, which steps write and read;
+// the host's part has nothing there.
 #pragma once
 
 #include <cstddef>
@@ -47,12 +50,17 @@ class StepInputs {
     uint8_t* scales = nullptr;
   };
 
-  StepInputs(Device& device, const ModelConfig& config, const KvLayout& layout);
+  StepInputs(Device& device, Stream& stream, const ModelConfig& config, const KvLayout& layout);
   StepInputs(const StepInputs&) = delete;
   StepInputs& operator=(const StepInputs&) = delete;
 
+  // Sequences keep the tokens that the device draws for them in one of so many slots. Before the first step.
+  void set_slots(int32_t count) { num_slots_ = count; }
+  int32_t num_slots() const { return num_slots_; }
+
   // Makes room; generation() counts how often that moved everything. Requires: nothing that runs names the inputs.
   Status reserve(const Shape& shape);
+  bool holds(const Shape& shape) const { return place(shape).end <= capacity_; }
   int64_t generation() const { return generation_; }
   // Device memory that `reserve` takes.
   int64_t bytes_for(const Shape& shape) const;
@@ -61,11 +69,16 @@ class StepInputs {
   void fill(const Shape& shape, const StepLayout& all, const StepLayout& kept, std::span<const int32_t> kept_rows);
   EngramCodes engram_on_host(int table) const { return engram_in(host_.get(), table); }
   // All but Engram codes; with them; those of one table, when they are written later.
-  void upload(Stream& stream) const { upload(stream, 0, places_.engram); }
-  void upload_with_engram(Stream& stream) const { upload(stream, 0, places_.end); }
+  void upload(Stream& stream) const { upload(stream, places_.tokens, places_.engram); }
+  void upload_all_engram(Stream& stream) const { upload(stream, places_.engram, places_.end); }
   void upload_engram(Stream& stream, int table) const;
 
   const int32_t* tokens() const { return on_device<int32_t>(places_.tokens); }
+  // The slots' tokens and behind them the step's own, [any, 1] of 32 bits each, and where among them a row's token is.
+  ConstTensorView token_sources() const;
+  const int32_t* token_rows() const { return on_device<int32_t>(places_.token_rows); }
+  int32_t* last_tokens() const { return on_device<int32_t>(0); }
+  const ops::SampleRow* draws() const { return on_device<ops::SampleRow>(places_.draws); }  // by logit row
   StepRows rows() const { return rows_at(shape_.tokens, places_.all); }
   StepRows kept() const { return rows_at(shape_.kept, places_.kept); }
   const int32_t* kept_rows() const { return on_device<int32_t>(places_.kept_rows); }
@@ -81,7 +94,7 @@ class StepInputs {
   // Offsets in the block.
   struct Places {
     RowPlaces all, kept;
-    int64_t tokens = 0, kept_rows = 0, logit_rows = 0, mix = 0, engram = 0, end = 0;
+    int64_t tokens = 0, token_rows = 0, kept_rows = 0, logit_rows = 0, draws = 0, mix = 0, engram = 0, end = 0;
   };
   Places place(const Shape& shape) const;
   void fill_rows(const RowPlaces& places, int64_t count, const StepLayout& layout);
@@ -98,7 +111,9 @@ class StepInputs {
   }
 
   Device& device_;
+  Stream& stream_;
   int64_t num_groups_, num_streams_;
+  int32_t num_slots_ = 0;
   int64_t engram_tables_ = 0, engram_codes_ = 0;  // codes a token and table; a scale for 32
   std::shared_ptr<std::byte> host_, device_memory_;
   int64_t capacity_ = 0;  // bytes

@@ -5,6 +5,7 @@
 #include "model/decoder_layer.h"
 #include "model/rope_table.h"
 #include "ops/mhc.h"
+#include "ops/op_table.h"
 
 namespace deepinfer {
 
@@ -16,8 +17,9 @@ Model::Model(Device& device, Checkpoint checkpoint, ModelConfig config, const Mo
       numerics_(options.numerics),
       kv_layout_(std::make_shared<const KvLayout>(KvLayout::make(config_, options.numerics, options.kv_format))),
       stream_(device.make_stream()),
-      inputs_(device, config_, *kv_layout_),
-      work_(device, config_, plan_, device.activation_type(Rounding::of(numerics_).round_to_bf16)) {}
+      inputs_(device, *stream_, config_, *kv_layout_),
+      work_(device, config_, plan_, device.activation_type(Rounding::of(numerics_).round_to_bf16)),
+      inputs_read_(stream_->make_event()) {}
 
 Result<std::unique_ptr<Model>> Model::load(Device& device, Checkpoint checkpoint, ModelConfig config,
                                            std::vector<int32_t> token_map, const ModelOptions& options) {
@@ -37,6 +39,8 @@ Result<std::unique_ptr<Model>> Model::load(Device& device, Checkpoint checkpoint
   return model;
 }
 
+bool Model::can_draw() const { return stream_->ops().sample != nullptr; }
+
 Status Model::restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens) {
   return state.restart(static_cast<int64_t>(tokens.size()),
                        engram_ ? engram_->compress(tokens) : std::span<const int32_t>(), max_tokens);
@@ -48,6 +52,9 @@ int64_t Model::step_bytes(const StepInputs::Shape& rows) const {
 }
 
 Status Model::reserve(const StepInputs::Shape& rows) {
+  const bool holds = inputs_.holds(rows) && work_.tokens.holds(rows.tokens) && work_.kept.holds(rows.kept) &&
+                     work_.outputs.holds(rows.logits);
+  if (!holds) DI_RETURN_IF_ERROR(stream_->synchronize());  // what runs names the memory that is about to move
   DI_RETURN_IF_ERROR(inputs_.reserve(rows));
   DI_RETURN_IF_ERROR(work_.tokens.reserve(rows.tokens));
   DI_RETURN_IF_ERROR(work_.kept.reserve(rows.kept));
@@ -56,9 +63,11 @@ Status Model::reserve(const StepInputs::Shape& rows) {
 
 Status Model::forward(std::span<const SequenceStep> steps, std::vector<float>& logits) {
   logits.clear();
-  MatrixView<const float> rows;
-  Status status = enqueue(steps, rows);
+  StepOutputs outputs;
+  Status status = begin(steps);
+  if (status.ok()) status = complete(steps, outputs);
   if (status.ok()) {
+    const MatrixView<const float>& rows = outputs.logits;
     logits.resize(rows.rows * rows.cols);
     if (rows.rows > 0) stream_->copy(logits.data(), rows.data, static_cast<int64_t>(logits.size() * sizeof(float)));
   }
@@ -67,22 +76,52 @@ Status Model::forward(std::span<const SequenceStep> steps, std::vector<float>& l
   return status.ok() ? std::move(ran) : std::move(status);
 }
 
-Status Model::enqueue(std::span<const SequenceStep> steps, MatrixView<const float>& logits) {
-  logits = {};
+Status Model::begin(std::span<const SequenceStep> steps, Event* started) {
   layout_.reset(steps);
+  plan_of_step_ = {};
+  if (layout_.num_tokens == 0) {
+    if (started != nullptr) stream_->record(*started);
+    return Status();
+  }
+  plan_of_step_ = plan_step(steps);
+  plan_of_step_.started = started;
+  const Plan& plan = plan_of_step_;
+  DI_RETURN_IF_ERROR(wait_for_inputs());
+  DI_RETURN_IF_ERROR(reserve(plan.shape));
+  for (const SequenceStep& step : steps) {
+    DI_RETURN_IF_ERROR(step.state->begin_step(static_cast<int64_t>(step.tokens.size()), {}));
+  }
+  inputs_.fill(plan.shape, layout_, kept_layout_, kept_rows_);
+  for (const SequenceStep& step : steps) step.state->upload_tables(*stream_);
+  inputs_.upload(*stream_);
+  stream_->record(*inputs_read_);
+  if (!plan.recordable) return Status();
+  mark_start();
+  return graphs_.run(*stream_, {plan.shape.tokens, plan.max_length, 0}, inputs_.generation() + work_.generation(),
+                     [&] { return run_first(plan); });
+}
+
+Status Model::complete(std::span<const SequenceStep> steps, StepOutputs& outputs) {
+  outputs = {};
   if (layout_.num_tokens == 0) return Status();
-  const Plan plan = plan_step(steps);
-  DI_RETURN_IF_ERROR(begin_step(steps, plan));
-  if (plan.recordable) {
-    DI_RETURN_IF_ERROR(graphs_.run(*stream_, {plan.shape.tokens, plan.max_length},
-                                   inputs_.generation() + work_.generation(), [&] { return run(plan); }));
-  } else {
+  const Plan& plan = plan_of_step_;
+  if (engram_) DI_RETURN_IF_ERROR(upload_engram(steps));
+  if (!plan.recordable) {
+    mark_start();
     DI_RETURN_IF_ERROR(run(plan));
+    stream_->record(*inputs_read_);
+  } else if (first_engram_layer() < weights_.layers.size()) {
+    DI_RETURN_IF_ERROR(graphs_.run(*stream_, {plan.shape.tokens, plan.max_length, 1},
+                                   inputs_.generation() + work_.generation(), [&] { return run_rest(plan); }));
   }
   const auto wanted = static_cast<int64_t>((plan.skips ? kept_layout_ : layout_).logit_rows.size());
-  if (wanted > 0) logits = work_.logits.rows(wanted);
+  if (wanted > 0) outputs = {work_.logits.rows(wanted), work_.drawn.rows(wanted).data};
   for (const SequenceStep& step : steps) step.state->end_step(static_cast<int64_t>(step.tokens.size()));
   return Status();
+}
+
+void Model::mark_start() {
+  if (plan_of_step_.started != nullptr) stream_->record(*plan_of_step_.started);
 }
 
 Model::Plan Model::plan_step(std::span<const SequenceStep> steps) {
@@ -109,26 +148,19 @@ Model::Plan Model::plan_step(std::span<const SequenceStep> steps) {
   return plan;
 }
 
-// Brings everything that the step's ops read to the device.
-Status Model::begin_step(std::span<const SequenceStep> steps, const Plan& plan) {
-  for (const SequenceStep& step : steps) {
-    DI_RETURN_IF_ERROR(step.state->begin_step(static_cast<int64_t>(step.tokens.size()),
-                                              engram_ ? engram_->compress(step.tokens) : std::span<const int32_t>()));
-  }
-  if (engram_) engram_->begin_step(layout_, weights_.layers, plan_);
-  DI_RETURN_IF_ERROR(reserve(plan.shape));
-  inputs_.fill(plan.shape, layout_, kept_layout_, kept_rows_);
-  for (const SequenceStep& step : steps) step.state->upload_tables(*stream_);
-  if (!plan.recordable) {
-    inputs_.upload(*stream_);
-    return Status();  // Engram rows are gathered when their layer is reached, which gives them most time to come
-  }
+// Looks the step's rows up. Those of a step that is not recorded are gathered when their layer is reached, which gives
+// them most time to come.
+Status Model::upload_engram(std::span<const SequenceStep> steps) {
+  for (const SequenceStep& step : steps) step.state->append_history(engram_->compress(step.tokens));
+  engram_->begin_step(layout_, weights_.layers, plan_);
+  if (!plan_of_step_.recordable) return Status();
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     if (!weights_.layers[l].engram) continue;
     const int table = plan_.layers[l].engram_table;
     DI_RETURN_IF_ERROR(engram_->gather(table, *weights_.layers[l].engram, inputs_.engram_on_host(table)));
   }
-  inputs_.upload_with_engram(*stream_);
+  inputs_.upload_all_engram(*stream_);
+  stream_->record(*inputs_read_);
   return Status();
 }
 
@@ -145,14 +177,21 @@ ForwardContext Model::context_of(const Plan& plan, const StepLayout& layout, con
           .max_length = plan.max_length};
 }
 
+void Model::use_angles(ForwardContext& c, const AngleBuffers& plain, const AngleBuffers& compressed) {
+  const int64_t n = c.num_tokens();
+  c.angles[static_cast<int>(RopeKind::kPlain)] = {plain.cosine.rows(n), plain.sine.rows(n)};
+  c.angles[static_cast<int>(RopeKind::kCompressed)] = {compressed.cosine.rows(n), compressed.sine.rows(n)};
+}
+
 void Model::set_angles(ForwardContext& c, const AngleBuffers& plain, const AngleBuffers& compressed) {
   const auto set = [&](RopeKind kind, const AngleBuffers& buffers, int ratio) {
-    const MatrixView<float> cosine = buffers.cosine.rows(c.num_tokens()), sine = buffers.sine.rows(c.num_tokens());
-    ops::rope_angles(*stream_, {cosine, sine, c.rows.positions, frequencies_[static_cast<int>(kind)].data(), ratio});
-    return RopeAngles{cosine, sine};
+    const int64_t n = c.num_tokens();
+    ops::rope_angles(*stream_, {buffers.cosine.rows(n), buffers.sine.rows(n), c.rows.positions,
+                                frequencies_[static_cast<int>(kind)].data(), ratio});
   };
-  c.angles[static_cast<int>(RopeKind::kPlain)] = set(RopeKind::kPlain, plain, 1);
-  c.angles[static_cast<int>(RopeKind::kCompressed)] = set(RopeKind::kCompressed, compressed, 1);
+  set(RopeKind::kPlain, plain, 1);
+  set(RopeKind::kCompressed, compressed, 1);
+  use_angles(c, plain, compressed);
   if (&c.layout == &kept_layout_) return;  // compressed rows are written before tokens leave
   for (size_t i = 0; i < plan_.group_ratios.size(); ++i) {
     if (c.may_close_groups(plan_.group_ratios[i]))
@@ -160,12 +199,63 @@ void Model::set_angles(ForwardContext& c, const AngleBuffers& plain, const Angle
   }
 }
 
+size_t Model::first_engram_layer() const {
+  const auto found = std::find_if(weights_.layers.begin(), weights_.layers.end(),
+                                  [](const LayerWeights& layer) { return layer.engram.has_value(); });
+  return static_cast<size_t>(found - weights_.layers.begin());
+}
+
+Residual Model::residual_of(const ForwardContext& c) {
+  const int64_t n = c.num_tokens();
+  return {work_.streams.rows(n), {inputs_.mix(), work_.post.rows(n), work_.mix.rows(n)}, {}};
+}
+
+// A recorded step comes in two pieces: down to the first Engram layer, whose rows the host looks up meanwhile, and from
+// there on; without such a layer, the first piece is all of it.
+Status Model::run_first(const Plan& plan) {
+  const size_t end = first_engram_layer();
+  ForwardContext context = context_of(plan, layout_, inputs_.rows());
+  set_angles(context, work_.plain_angles, work_.compressed_angles);
+  Residual residual = residual_of(context);
+  embed_tokens(residual.streams);
+  DI_RETURN_IF_ERROR(run_layers(context, 0, end, residual));
+  if (end == weights_.layers.size()) {
+    write_logits(context, residual, plan.shape.logits);
+  } else {
+    settle(context, residual);
+  }
+  return Status();
+}
+
+Status Model::run_rest(const Plan& plan) {
+  ForwardContext context = context_of(plan, layout_, inputs_.rows());
+  use_angles(context, work_.plain_angles, work_.compressed_angles);
+  // As the layers before left it; those that select anew replace it.
+  const int64_t n = context.num_tokens();
+  context.selection = {work_.selected.rows(n), work_.num_selected.rows(n).data, work_.candidates.rows(n),
+                       work_.num_candidates.rows(n).data};
+  Residual residual = residual_of(context);
+  DI_RETURN_IF_ERROR(run_layers(context, first_engram_layer(), weights_.layers.size(), residual));
+  write_logits(context, residual, plan.shape.logits);
+  return Status();
+}
+
+void Model::embed_tokens(TensorView streams) {
+  const int32_t* tokens = inputs_.tokens();
+  if (draws()) {
+    const MatrixView<int32_t> ids = work_.token_ids.rows(streams.rows);
+    ops::gather_rows(*stream_, {dense(reinterpret_cast<float*>(ids.data), ids.rows, 1), inputs_.token_sources(),
+                                inputs_.token_rows()});
+    tokens = ids.data;
+  }
+  ops::embed(*stream_, {streams, tokens, weights_.embed.get(), config_.hidden_size});
+}
+
 Status Model::run(const Plan& plan) {
   ForwardContext context = context_of(plan, layout_, inputs_.rows());
   set_angles(context, work_.plain_angles, work_.compressed_angles);
-  const int64_t n = context.num_tokens();
-  Residual residual{work_.streams.rows(n), {inputs_.mix(), work_.post.rows(n), work_.mix.rows(n)}, {}};
-  ops::embed(*stream_, {residual.streams, inputs_.tokens(), weights_.embed.get(), config_.hidden_size});
+  Residual residual = residual_of(context);
+  embed_tokens(residual.streams);
   if (!plan.skips) {
     DI_RETURN_IF_ERROR(run_layers(context, 0, weights_.layers.size(), residual));
     write_logits(context, residual, plan.shape.logits);
@@ -215,8 +305,14 @@ void Model::write_logits(ForwardContext& c, Residual& residual, int64_t num_rows
   ops::gather_rows(*stream_, {pre, residual.coefficients.pre, inputs_.logit_rows()});
   ops::mhc_collapse(*stream_,
                     {hidden, streams, pre, weights_.norm.data(), config_.rms_norm_eps, c.rounding.round_to_bf16});
-  const ops::LinearTask task = c.linear_task_f32(work_.logits.rows(num_rows), hidden, weights_.head);
+  const MatrixView<float> logits = work_.logits.rows(num_rows);
+  const ops::LinearTask task = c.linear_task_f32(logits, hidden, weights_.head);
   ops::linear(*stream_, {&task, 1});
+  if (!draws()) return;
+  ops::sample(*stream_, {.tokens = work_.drawn.rows(num_rows).data,
+                         .last_tokens = inputs_.last_tokens(),
+                         .logits = logits,
+                         .rows = inputs_.draws()});
 }
 
 }  // namespace deepinfer

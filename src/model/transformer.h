@@ -35,6 +35,13 @@ struct ModelOptions {
   LoadProgress progress;
 };
 
+// Device memory.
+struct StepOutputs {
+  MatrixView<const float> logits;  // of the rows that are wanted, in the order of steps and tokens
+  const int32_t* drawn =
+      nullptr;  // [rows of logits]: tokens, -1 where a row is not finite, undefined where none is drawn
+};
+
 class Model {
  public:
   // token_map: compressed Engram id of every token id; may be empty for a model without Engram. The checkpoint moves
@@ -66,10 +73,20 @@ class Model {
   // and tokens; resized. On failure no sequence has moved. Requires: one call at a time; token ids in range; every
   // sequence made by this model and named once.
   Status forward(std::span<const SequenceStep> steps, std::vector<float>& logits);
-  // The same without waiting: logits are device memory, there when the stream gets there and until the next call,
-  // before which the stream must be synchronised, also after a failure. What fails on the device is told by that.
-  Status enqueue(std::span<const SequenceStep> steps, MatrixView<const float>& logits);
+  // The same without waiting, in two halves; results are device memory, there when the stream gets there and until the
+  // next step does. What fails on the device is told by synchronising the stream. `begin` does all that can be done
+  // before the host knows tokens that the device drew; in `complete` they stand in the steps, which are the same ones
+  // otherwise. The device may still run the step before. `started` (or null) is recorded where the step's work begins.
+  Status begin(std::span<const SequenceStep> steps, Event* started = nullptr);
+  Status complete(std::span<const SequenceStep> steps, StepOutputs& outputs);
+  // Waits until the device has read what the last call wrote for it in host memory, such as tables of sequences.
+  Status wait_for_inputs() { return inputs_read_->wait(); }
   Stream& stream() { return *stream_; }
+
+  // Whether the device can draw tokens (SequenceStep::draw); and before the first step, that it shall, for sequences in
+  // so many slots.
+  bool can_draw() const;
+  void draw_for_slots(int32_t num_slots) { inputs_.set_slots(num_slots); }
 
  private:
   Model(Device& device, Checkpoint checkpoint, ModelConfig config, const ModelOptions& options);
@@ -80,12 +97,21 @@ class Model {
     int64_t max_length = 0;
     bool skips = false;       // some tokens skip the decoder
     bool recordable = false;  // the ops are a function of shape and max_length
+    Event* started = nullptr;
   };
   Plan plan_step(std::span<const SequenceStep> steps);
-  Status begin_step(std::span<const SequenceStep> steps, const Plan& plan);
+  Status upload_engram(std::span<const SequenceStep> steps);
+  void mark_start();
+  bool draws() const { return inputs_.num_slots() > 0; }
+  size_t first_engram_layer() const;
+  Residual residual_of(const ForwardContext& context);
+  void embed_tokens(TensorView streams);
+  Status run_first(const Plan& plan);
+  Status run_rest(const Plan& plan);
   Status run(const Plan& plan);
   Status run_layers(ForwardContext& context, size_t begin, size_t end, Residual& residual);
   ForwardContext context_of(const Plan& plan, const StepLayout& layout, const StepRows& rows);
+  void use_angles(ForwardContext& context, const AngleBuffers& plain, const AngleBuffers& compressed);
   void set_angles(ForwardContext& context, const AngleBuffers& plain, const AngleBuffers& compressed);
   void write_logits(ForwardContext& context, Residual& residual, int64_t num_rows);
 
@@ -104,6 +130,8 @@ class Model {
   StepInputs inputs_;
   Workspace work_;
   StepGraphs graphs_;
+  Plan plan_of_step_;  // from `begin` to `complete`
+  std::unique_ptr<Event> inputs_read_;
 };
 
 }  // namespace deepinfer

@@ -48,6 +48,7 @@ Workspace::Workspace(Device& device, const ModelConfig& c, const LayerPlan& plan
     : tokens(device, "tokens of a step"),
       kept(device, "tokens of a step in the decoder"),
       outputs(device, "rows of logits"),
+      token_ids(tokens, 1),
       streams(tokens, type, c.hc_mult * c.hidden_size),
       u(tokens, type, c.hidden_size),
       u_quantised(tokens, type, c.hidden_size),
@@ -87,7 +88,8 @@ Workspace::Workspace(Device& device, const ModelConfig& c, const LayerPlan& plan
       last_streams(outputs, type, c.hc_mult * c.hidden_size),
       last_hidden(outputs, type, c.hidden_size),
       last_pre(outputs, c.hc_mult),
-      logits(outputs, c.vocab_size) {
+      logits(outputs, c.vocab_size),
+      drawn(outputs, 1) {
   group_angles.reserve(plan.group_ratios.size());
   for (size_t i = 0; i < plan.group_ratios.size(); ++i) group_angles.emplace_back(tokens, c.qk_rope_head_dim / 2);
 }

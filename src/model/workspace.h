@@ -26,6 +26,7 @@ class RowArena {
 
   // Requires: nothing of it is in use, neither by a caller nor by work on a stream.
   Status reserve(int64_t rows);
+  bool holds(int64_t rows) const { return rows <= capacity_; }
   int64_t bytes_for(int64_t rows) const;  // what `reserve` takes
   int64_t generation() const { return generation_; }
 
@@ -90,6 +91,7 @@ struct Workspace {
   RowArena kept;     // those that go on where others skip the decoder
   RowArena outputs;  // those whose logits are wanted
 
+  MatrixBuffer<int32_t> token_ids;  // where tokens are drawn on the device: those of the step
   TensorBuffer streams, u, u_quantised, y;
   MatrixBuffer<float> post, mix;
   AngleBuffers plain_angles, compressed_angles;  // by RopeKind
@@ -109,6 +111,7 @@ struct Workspace {
 
   TensorBuffer last_streams, last_hidden;
   MatrixBuffer<float> last_pre, logits;
+  MatrixBuffer<int32_t> drawn;
 
   std::vector<ops::LinearTask> tasks;  // of the call that is being made
 };

@@ -2,13 +2,15 @@
 //
 // Its memory is inaccessible but while its work runs, and holds NaN until it is written: a host that reads or writes it
 // dies, as does work that is given host memory. Work waits in a queue until somebody waits for it, so that inputs that
-// are changed too early are noticed. Recorded work is a copy of the queue. Not thread-safe.
+// are changed too early are noticed. Recorded work is a copy of the queue. Whoever waits for an event has the queue run
+// up to it and no further; one who asks is told `not yet` a few times first. Not thread-safe.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,8 +27,17 @@ namespace deepinfer {
 
 class SeparateMemoryDevice final : public Device {
  public:
-  explicit SeparateMemoryDevice(int num_threads = 2)
-      : inner_(make_cpu_device({.num_threads = num_threads}).value()), table_(make_table()) {
+  // The device draws tokens if the op is given, which runs on the host; else it lacks the op.
+  using Sample = void (*)(const ops::SampleArgs&);
+  explicit SeparateMemoryDevice(int num_threads = 2, Sample sample = nullptr)
+      : inner_(make_cpu_device({.num_threads = num_threads}).value()), table_(make_table()), sample_(sample) {
+    if (sample_ != nullptr) {
+      table_.sample = [](Stream& stream, const ops::SampleArgs& args) {
+        auto& queued = static_cast<QueuedStream&>(stream);
+        queued.device().check(args);
+        queued.add([&queued, args] { queued.device().sample_(args); });
+      };
+    }
     void* const memory = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     DI_CHECK(memory != MAP_FAILED, "no address space");
     begin_ = static_cast<std::byte*>(memory);
@@ -38,6 +49,8 @@ class SeparateMemoryDevice final : public Device {
   int64_t used_bytes() const { return in_use_; }
   int64_t num_launches() const { return num_launches_; }
   int64_t num_graphs() const { return num_graphs_; }
+  // How often recorded work was launched while what was launched before had not run.
+  int64_t num_overlaps() const { return num_overlaps_; }
 
   std::string description() const override { return "cpu with separate memory"; }
   std::string kernel_set() const override { return inner_->kernel_set(); }
@@ -102,6 +115,25 @@ class SeparateMemoryDevice final : public Device {
       run_queue();
       return Status();
     }
+    std::unique_ptr<Event> make_event() override { return std::make_unique<QueuedEvent>(*this); }
+    void record(Event& event) override {
+      DI_CHECK(!device_.recording_, "record() of an event while recording");
+      auto& queued = static_cast<QueuedEvent&>(event);
+      queued.recorded(num_added_ + 1);
+      add([&queued] { queued.run(); });
+    }
+    // Runs what was added first, `count` pieces in all.
+    void run_until(int64_t count) {
+      if (num_run_ >= count) return;
+      device_.open([&] {
+        for (; num_run_ < count; ++num_run_) {
+          queue_.front()();
+          queue_.pop_front();
+        }
+      });
+    }
+    int64_t num_run() const { return num_run_; }
+
     bool can_record() const override { return true; }
     void begin_recording() override { device_.recording_ = true; }
     std::unique_ptr<Graph> end_recording() override {
@@ -114,24 +146,51 @@ class SeparateMemoryDevice final : public Device {
     }
     void launch(Graph& graph) override {
       ++device_.num_launches_;
-      for (const auto& work : static_cast<RecordedWork&>(graph).work) queue_.push_back(work);
+      if (num_run_ < last_launch_) ++device_.num_overlaps_;
+      for (const auto& work : static_cast<RecordedWork&>(graph).work) add(work);
+      last_launch_ = num_added_;
     }
 
-    void add(std::function<void()> work) { (device_.recording_ ? recorded_ : queue_).push_back(std::move(work)); }
+    void add(std::function<void()> work) {
+      if (device_.recording_) return recorded_.push_back(std::move(work));
+      queue_.push_back(std::move(work));
+      ++num_added_;
+    }
     Stream& inner() { return *inner_; }
     SeparateMemoryDevice& device() { return device_; }
 
    private:
-    void run_queue() {
-      device_.open([&] {
-        for (const auto& work : queue_) work();
-      });
-      queue_.clear();
-    }
+    void run_queue() { run_until(num_added_); }
 
     SeparateMemoryDevice& device_;
     std::unique_ptr<Stream> inner_;
-    Work queue_, recorded_;
+    std::deque<std::function<void()>> queue_;
+    Work recorded_;
+    int64_t num_added_ = 0, num_run_ = 0, last_launch_ = 0;
+  };
+
+  class QueuedEvent final : public Event {
+   public:
+    explicit QueuedEvent(QueuedStream& stream) : stream_(stream) {}
+    void recorded(int64_t at) { at_ = at, times_asked_ = 0; }
+    void run() { clock_.record(); }
+    Result<bool> reached() override {
+      if (stream_.num_run() < at_ && ++times_asked_ > 3) stream_.run_until(at_);
+      return stream_.num_run() >= at_;
+    }
+    Status wait() override {
+      stream_.run_until(at_);
+      return Status();
+    }
+    double seconds_since(const Event& earlier) const override {
+      return clock_.seconds_since(static_cast<const QueuedEvent&>(earlier).clock_);
+    }
+
+   private:
+    QueuedStream& stream_;
+    HostEvent clock_;
+    int64_t at_ = 0;  // pieces of work, with it
+    int times_asked_ = 0;
   };
 
   static void protect(std::byte* memory, int64_t bytes, int protection) {
@@ -173,6 +232,10 @@ class SeparateMemoryDevice final : public Device {
   void check(const ops::WriteRowsArgs& a) const {
     check(a.in.data), check(a.tables.blocks), check(a.positions), check_if(a.cosine.data), check_if(a.sine.data);
   }
+  void check(const ops::LatentTask& a) const {
+    check(a.in.data), check_if(a.norm_weight), check_if(a.out.data), check_if(a.quantised.data);
+    if (a.tables.blocks != nullptr) check(a.rows_to_write(a.in));
+  }
   void check(const ops::MhcWeights& a) const { check(a.scale), check(a.base); }
   void check(const ops::MhcCoefficients& a) const { check(a.pre.data), check(a.post.data), check(a.mix.data); }
   void check(const ops::MhcCoefficientsArgs& a) const { check(a.weights), check(a.out), check(a.streams.data); }
@@ -207,6 +270,10 @@ class SeparateMemoryDevice final : public Device {
     check(a.streams.data), check(a.key_value.data), check(a.query_key_weight);
   }
 
+  void check(const ops::SampleArgs& a) const {
+    check(a.tokens), check_if(a.last_tokens), check(a.logits.data), check(a.rows), check_if(a.allowed.data);
+  }
+
   // When the work runs: the table of every row of the step, and the block that the row's position is in.
   void check_tables(const ops::RowTables& tables, const int64_t* positions, int64_t count, int64_t ratio) const {
     for (int64_t t = 0; t < count; ++t) {
@@ -218,6 +285,9 @@ class SeparateMemoryDevice final : public Device {
   template <typename Args>
   void check_running(const Args&) const {}
   void check_running(const ops::WriteRowsArgs& a) const { check_tables(a.tables, a.positions, a.in.rows, a.ratio); }
+  void check_running(const ops::LatentTask& a) const {
+    if (a.tables.blocks != nullptr) check_running(a.rows_to_write(a.in));
+  }
   void check_running(const ops::AttentionArgs& a) const { check_tables(a.window, a.positions, a.q.rows, 1); }
   void check_running(const ops::CompressArgs& a) const { check_tables(a.rows, a.positions, a.out.rows, 1); }
   void check_running(const ops::IndexSelectArgs& a) const { check_tables(a.keys, a.positions, a.q.rows, a.ratio); }
@@ -249,6 +319,14 @@ class SeparateMemoryDevice final : public Device {
         queued.inner().ops().linear(queued.inner(), copy);
       });
     };
+    table.latents = [](Stream& stream, std::span<const ops::LatentTask> tasks) {
+      auto& queued = static_cast<QueuedStream&>(stream);
+      for (const ops::LatentTask& task : tasks) queued.device().check(task);
+      queued.add([&queued, copy = std::vector<ops::LatentTask>(tasks.begin(), tasks.end())] {
+        for (const ops::LatentTask& task : copy) queued.device().check_running(task);
+        queued.inner().ops().latents(queued.inner(), copy);
+      });
+    };
     using ops::OpTable;
     table.embed = defer<&OpTable::embed>;
     table.rms_norm = defer<&OpTable::rms_norm>;
@@ -274,12 +352,13 @@ class SeparateMemoryDevice final : public Device {
 
   std::unique_ptr<Device> inner_;
   ops::OpTable table_;
+  Sample sample_;
   std::byte* begin_ = nullptr;
   int64_t used_ = 0, in_use_ = 0;
   int64_t limit_ = kBytes;
   std::map<const std::byte*, int64_t> pinned_;
   bool recording_ = false;
-  int64_t num_launches_ = 0, num_graphs_ = 0;
+  int64_t num_launches_ = 0, num_graphs_ = 0, num_overlaps_ = 0;
 };
 
 }  // namespace deepinfer

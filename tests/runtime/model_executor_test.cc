@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/cpu/cpu_device.h"
+#include "model/draw_on_host.h"
 #include "model/separate_memory_device.h"
 #include "runtime/loaded_model.h"
 #include "scheduler/scheduler.h"
@@ -63,6 +64,8 @@ class Rig final : private SequenceObserver {
   }
   int32_t num_decoding() { return scheduler_->ballot().num_decoding; }
   const std::vector<int32_t>& answer(SequenceHandle handle) { return answers_[handle.index]; }
+  const std::vector<TokenLogprobs>& logprobs(SequenceHandle handle) { return logprobs_[handle.index]; }
+  int num_failed() const { return num_failed_; }
   int64_t num_tokens() const { return num_tokens_; }
 
  private:
@@ -70,7 +73,8 @@ class Rig final : private SequenceObserver {
     scheduler_->apply(executor_->collect(), *this);
     --in_flight_;
   }
-  bool on_token(SequenceHandle sequence, int32_t token, const TokenLogprobs*) override {
+  bool on_token(SequenceHandle sequence, int32_t token, const TokenLogprobs* logprobs) override {
+    if (keeps_logprobs && logprobs != nullptr) logprobs_[sequence.index].push_back(*logprobs);
     ++num_tokens_;
     std::vector<int32_t>& answer = answers_[sequence.index];
     if (answer.capacity() == 0) answer.reserve(512);
@@ -78,8 +82,14 @@ class Rig final : private SequenceObserver {
     return false;
   }
   void on_prompt_logprobs(SequenceHandle, std::span<const TokenLogprobs>) override {}
-  void on_finished(const Sequence&, const FinishedSequence&) override {}
+  void on_finished(const Sequence&, const FinishedSequence& how) override {
+    num_failed_ += how.reason == FinishReason::kFailed;
+  }
 
+ public:
+  bool keeps_logprobs = false;
+
+ private:
   std::unique_ptr<Device> device_;
   LoadedModel loaded_;
   std::unique_ptr<KvCache> cache_;
@@ -87,6 +97,8 @@ class Rig final : private SequenceObserver {
   std::unique_ptr<ModelExecutor> executor_;
   VotingState voting_;
   std::map<int32_t, std::vector<int32_t>> answers_;
+  std::map<int32_t, std::vector<TokenLogprobs>> logprobs_;
+  int num_failed_ = 0;
   int in_flight_ = 0;
   int64_t num_tokens_ = 0;
 };
@@ -130,6 +142,113 @@ TEST(ModelExecutor, AnAnswerIsTheSameOnADeviceWithMemoryOfItsOwn) {
   EXPECT_EQ(answers(separate), answers(cpu));
 }
 
+// Requests of every kind: some drawn on a device that can, some on the host, alone and in one batch with the others.
+std::vector<SamplingParams> kinds_of_sampling() {
+  std::vector<SamplingParams> kinds(9);
+  kinds[1].temperature = 0;
+  kinds[2].temperature = 0.8;
+  kinds[2].top_k = 20;
+  kinds[2].top_p = 0.9;
+  kinds[3].min_p = 0.05;
+  kinds[4].frequency_penalty = 0.5;
+  kinds[4].repetition_penalty = 1.2;
+  kinds[5].logit_bias = {{3, 4.0}, {7, -2.0}};
+  kinds[5].logprobs = 2;
+  kinds[6].allowed_token_ids = {1, 5, 9, 200};
+  kinds[7].logprobs = 3;
+  kinds[8].logprobs = 3;
+  kinds[8].presence_penalty = 1;
+  return kinds;
+}
+
+struct Answers {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<TokenLogprobs>> logprobs;
+  bool operator==(const Answers&) const = default;
+};
+
+// More sequences than slots, so that slots change hands while steps are under way.
+Answers answers_of(Rig& rig, const std::vector<int>& kinds) {
+  rig.keeps_logprobs = true;
+  std::vector<SequenceHandle> handles;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    handles.push_back(rig.submit(random_prompt(static_cast<uint32_t>(i), 5 + 9 * (i % 8)), 10 + 7 * (i % 4),
+                                 kinds_of_sampling()[kinds[i]]));
+  }
+  while (rig.step()) {
+  }
+  Answers answers;
+  for (const SequenceHandle handle : handles) {
+    answers.tokens.push_back(rig.answer(handle));
+    answers.logprobs.push_back(rig.logprobs(handle));
+  }
+  return answers;
+}
+
+TEST(ModelExecutor, AnAnswerIsTheSameWhereTheDeviceDrawsTokens) {
+  std::mt19937 random(3);
+  std::vector<int> drawn(20), mixed(20);
+  for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = static_cast<int>(i % 4), mixed[i] = static_cast<int>(i % 9);
+  std::shuffle(mixed.begin(), mixed.end(), random);
+  for (const auto& [model, kinds] : {std::pair("tiny_full", mixed), std::pair("tiny_noengram", drawn)}) {
+    auto device = std::make_unique<SeparateMemoryDevice>(2, draw_on_host);
+    SeparateMemoryDevice& separate = *device;
+    Rig drawing(std::move(device), model);
+    Rig cpu(make_cpu_device({.num_threads = 2}).value(), model);
+    const Answers expected = answers_of(cpu, kinds);
+    EXPECT_EQ(answers_of(drawing, kinds), expected) << model;
+    EXPECT_GT(separate.num_launches(), 20);
+  }
+}
+
+TEST(ModelExecutor, StepsAreEnqueuedBeforeTheOneBeforeHasRun) {
+  auto device = std::make_unique<SeparateMemoryDevice>(2, draw_on_host);
+  SeparateMemoryDevice& separate = *device;
+  Rig rig(std::move(device), "tiny_noengram");
+  for (uint32_t i = 0; i < Rig::kSlots; ++i) rig.submit(random_prompt(i, 20), 100);
+  while (rig.num_decoding() < Rig::kSlots) rig.step();
+  for (int i = 0; i < 20; ++i) rig.step();
+  const int64_t before = separate.num_overlaps();
+  for (int i = 0; i < 50; ++i) rig.step();
+  // A step is begun when its plan comes, or after the one before if that is through by then.
+  EXPECT_GT(separate.num_overlaps() - before, 25);
+}
+
+// Draws as usual, but finds the row of one sequence not finite.
+constexpr uint64_t kBadKey = 77;
+void draw_with_a_bad_row(const ops::SampleArgs& args) {
+  draw_on_host(args);
+  for (int64_t r = 0; r < args.logits.rows; ++r) {
+    const ops::SampleRow& row = args.rows[r];
+    if (row.position != 30 || row.key != kBadKey) continue;
+    args.tokens[r] = -1;
+    args.last_tokens[row.slot] = 0;
+  }
+}
+
+TEST(ModelExecutor, ARowThatIsNotFiniteOnTheDeviceFailsItsOwnSequence) {
+  const auto answers = [](SeparateMemoryDevice::Sample sample, int num_failed) {
+    Rig rig(std::make_unique<SeparateMemoryDevice>(2, sample), "tiny_full");
+    std::vector<std::vector<int32_t>> all;
+    std::vector<SequenceHandle> handles;
+    for (int32_t i = 0; i < 6; ++i) {
+      std::vector<int32_t> prompt = random_prompt(static_cast<uint32_t>(i), 20);
+      prompt[0] = i == 2 ? kBadKey : i;
+      handles.push_back(rig.submit(prompt, 25));
+    }
+    while (rig.step()) {
+    }
+    EXPECT_EQ(rig.num_failed(), num_failed);
+    for (const SequenceHandle handle : handles) all.push_back(rig.answer(handle));
+    return all;
+  };
+  const std::vector<std::vector<int32_t>> good = answers(draw_on_host, 0), bad = answers(draw_with_a_bad_row, 1);
+  for (size_t i = 0; i < good.size(); ++i) {
+    EXPECT_EQ(bad[i].size(), i == 2 ? 10u : 25u);
+    EXPECT_TRUE(std::equal(bad[i].begin(), bad[i].end(), good[i].begin())) << i;
+  }
+}
+
 // Plans written by hand, with blocks of the host below the device's.
 class Blocks {
  public:
@@ -170,6 +289,7 @@ class Blocks {
   void copy(StepPlan& plan, int32_t from, int32_t to) {
     for_each_block([&](int32_t group, int32_t number) { plan.copies.push_back({group, from + number, to + number}); });
   }
+  ModelExecutor& executor() { return *executor_; }
   // What was sampled, with its log-probabilities.
   TokenLogprobs run(StepPlan& plan) {
     plan.id = ++steps_;
@@ -224,6 +344,31 @@ TEST(ModelExecutor, ASequenceGoesOnFromBlocksThatWereSavedLoadedAndCopied) {
     answers.push_back(blocks.run(copy));
   }
   for (const TokenLogprobs& answer : answers) EXPECT_EQ(answer, answers[0]);
+}
+
+TEST(ModelExecutor, AfterAFailureEveryStepInFlightTellsIt) {
+  for (const bool draws : {false, true}) {
+    auto device = std::make_unique<SeparateMemoryDevice>(2, draws ? draw_on_host : nullptr);
+    SeparateMemoryDevice& separate = *device;
+    Blocks blocks(std::move(device));
+    StepPlan first, second, third;
+    blocks.start(first, 0, 0, 0);
+    blocks.feed(first, 0, 0, 10);
+    blocks.run(first);
+    separate.set_limit(separate.used_bytes());
+    blocks.feed(second, 0, 10, 150);  // needs more memory than a step of ten tokens
+    second.id = 2;
+    blocks.feed(third, 0, 150, 200);
+    third.id = 3;
+    blocks.executor().launch(second);
+    blocks.executor().launch(third);
+    for (const int64_t id : {2, 3}) {
+      const StepResult& result = blocks.executor().collect();
+      EXPECT_EQ(result.id, id);
+      EXPECT_NE(result.error.find("are free"), std::string::npos) << result.error;
+      EXPECT_EQ(result.items.size(), 1u);
+    }
+  }
 }
 
 // Allocations of 150 steps in which every slot decodes. One thread computes: kernels keep buffers a thread, and which

@@ -21,6 +21,41 @@ class CudaGraph final : public Graph {
   std::shared_ptr<std::byte> scratch_;  // what the kernels use, also if the stream's has grown since
 };
 
+Status device_failed(cudaError_t error) {
+  return Status(ErrorCode::kIo,
+                fmt::format("the card failed: {} ({}); start the program again, and if it happens again "
+                            "look for messages of the driver in the system's log",
+                            cudaGetErrorString(error), cudaGetErrorName(error)));
+}
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent() { DI_CUDA_CHECK(cudaEventCreate(&handle_)); }
+  ~CudaEvent() override { (void)cudaEventDestroy(handle_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  Result<bool> reached() override {
+    const cudaError_t error = cudaEventQuery(handle_);
+    if (error == cudaErrorNotReady) return false;
+    if (error != cudaSuccess) return device_failed(error);
+    return true;
+  }
+  Status wait() override {
+    const cudaError_t error = cudaEventSynchronize(handle_);
+    return error == cudaSuccess ? Status() : device_failed(error);
+  }
+  double seconds_since(const Event& earlier) const override {
+    float milliseconds = 0;
+    DI_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(earlier).handle_, handle_));
+    return 1e-3 * milliseconds;
+  }
+  cudaEvent_t handle() const { return handle_; }
+
+ private:
+  cudaEvent_t handle_ = nullptr;
+};
+
 constexpr int64_t kLeastScratch = int64_t{1} << 20;
 
 }  // namespace
@@ -45,11 +80,14 @@ void CudaStream::copy(void* to, const void* from, int64_t bytes) {
 Status CudaStream::synchronize() {
   DI_CHECK(!recording_, "synchronize() while recording");
   cudaError_t error = cudaStreamSynchronize(handle_);
-  if (error == cudaSuccess) return Status();
-  return Status(ErrorCode::kIo,
-                fmt::format("the card failed: {} ({}); start the program again, and if it happens again "
-                            "look for messages of the driver in the system's log",
-                            cudaGetErrorString(error), cudaGetErrorName(error)));
+  return error == cudaSuccess ? Status() : device_failed(error);
+}
+
+std::unique_ptr<Event> CudaStream::make_event() { return std::make_unique<CudaEvent>(); }
+
+void CudaStream::record(Event& event) {
+  DI_CHECK(!recording_, "record() of an event while recording");
+  DI_CUDA_CHECK(cudaEventRecord(static_cast<CudaEvent&>(event).handle(), handle_));
 }
 
 void CudaStream::begin_recording() {

@@ -20,6 +20,8 @@ class CudaStream final : public Stream {
 
   void copy(void* to, const void* from, int64_t bytes) override;
   Status synchronize() override;
+  std::unique_ptr<Event> make_event() override;
+  void record(Event& event) override;
   bool can_record() const override { return true; }
   void begin_recording() override;
   std::unique_ptr<Graph> end_recording() override;

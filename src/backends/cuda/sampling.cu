@@ -138,6 +138,16 @@ __device__ Summary merge(const Shared& s) {
   return all;
 }
 
+// Where a row's token goes.
+struct Sink {
+  int32_t* token;
+  int32_t* last;  // null: nowhere else
+  __device__ void put(int32_t id) const {
+    *token = id;
+    if (last != nullptr) *last = max(id, 0);
+  }
+};
+
 // In the first block, the sorted list of a row whose best k are all in it: filters and race. The token in thread 0.
 __device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint32_t size, uint32_t low_key) {
   Shared& s = *row.shared;
@@ -182,7 +192,7 @@ __device__ uint32_t choose_from_list(const Row& row, const uint64_t* list, uint3
 
 // Lists every id of the row that reaches `least` in the first block's memory and chooses there. False, and nothing
 // done, if they are too many.
-__device__ bool finish_from_list(const Row& row, uint32_t least, uint32_t low_key, int32_t* token) {
+__device__ bool finish_from_list(const Row& row, uint32_t least, uint32_t low_key, const Sink& sink) {
   const cg::cluster_group cluster = cg::this_cluster();
   Shared& s = *row.shared;
   Shared& first = *cluster.map_shared_rank(row.shared, 0);
@@ -197,12 +207,12 @@ __device__ bool finish_from_list(const Row& row, uint32_t least, uint32_t low_ke
   if (row.rank != 0) return true;
   sort_descending(s.list, total);
   const uint32_t id = choose_from_list(row, s.list, total, low_key);
-  if (threadIdx.x == 0) *token = static_cast<int32_t>(id);
+  if (threadIdx.x == 0) sink.put(static_cast<int32_t>(id));
   cluster.barrier_wait();  // nobody reads this block's memory any more
   return true;
 }
 
-__device__ void finish_by_selection(const Row& row, Filter filter, float best, uint32_t best_id, int32_t* token) {
+__device__ void finish_by_selection(const Row& row, Filter filter, float best, uint32_t best_id, const Sink& sink) {
   Shared& s = *row.shared;
   if (row.top_k > 0) {
     filter = narrow<false>(row, filter, best, [&](uint64_t) { return static_cast<uint64_t>(row.top_k); });
@@ -223,7 +233,7 @@ __device__ void finish_by_selection(const Row& row, Filter filter, float best, u
     const double other = s.scores[block];
     if (other > score || (other == score && s.score_ids[block] < id)) score = other, id = s.score_ids[block];
   }
-  *token = static_cast<int32_t>(id);
+  sink.put(static_cast<int32_t>(id));
 }
 
 // Grid: (kCluster, rows). One row a cluster.
@@ -241,6 +251,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
       &s,    rank,       first_id, min(chunk, size - first_id), p.temperature, 1 / p.temperature, p.top_p, p.min_p,
       p.key, p.position, p.top_k};
   if (row.position < 0) return;
+  const Sink sink{args.tokens + r, args.last_tokens != nullptr && p.slot >= 0 ? args.last_tokens + p.slot : nullptr};
   cg::this_cluster().barrier_arrive();
 
   const uint32_t* allowed = nullptr;
@@ -262,7 +273,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
   const Summary all = merge(s);
   if (all.is_bad != 0 || is_greedy || all.best_key <= kKeyOfMinusInfinity) {
     const int32_t best_id = all.best_id == kNoId ? 0 : static_cast<int32_t>(all.best_id);
-    if (rank == 0 && threadIdx.x == 0) args.tokens[r] = all.is_bad != 0 ? -1 : best_id;
+    if (rank == 0 && threadIdx.x == 0) sink.put(all.is_bad != 0 ? -1 : best_id);
     return;
   }
   const float best = value_of(all.best_key);
@@ -272,8 +283,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
     filter.low_key = max(filter.low_key, key_of(floor));
   }
   const uint32_t least = max(all.reached_by_k, kKeyOfMinusInfinity + 1);
-  if (lists && finish_from_list(row, least, filter.low_key, args.tokens + r)) return;
-  finish_by_selection(row, filter, best, all.best_id, args.tokens + r);
+  if (lists && finish_from_list(row, least, filter.low_key, sink)) return;
+  finish_by_selection(row, filter, best, all.best_id, sink);
 }
 
 }  // namespace
