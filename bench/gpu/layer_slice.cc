@@ -133,34 +133,52 @@ void LayerSlice::boundary(const MhcPart& part) {
                                      .round_to_bf16 = true});
 }
 
+ops::LatentTask LayerSlice::normalising(ConstTensorView in, TensorView out) const {
+  return {.in = in, .norm_weight = weights_.ones(), .norm_eps = kNormEps, .round_to_bf16 = true, .out = out};
+}
+
+ops::LatentTask LayerSlice::stored(ops::LatentTask task, const RowPool& pool, int64_t ratio,
+                                   ops::FakeQuant quantiser) const {
+  const int64_t tokens = caches_.positions.size();
+  task.tables = pool.tables();
+  task.positions = caches_.positions.data();
+  task.ratio = ratio;
+  task.quantise = quantiser;
+  task.cosine = caches_.cosine.matrix(tokens).row_range(0, n_),
+  task.sine = caches_.sine.matrix(tokens).row_range(0, n_);
+  return task;
+}
+
+// What becomes of everything that read u.
+void LayerSlice::finish_latents(LayerKind kind) {
+  ops::LatentTask query = normalising(q_latent_.all(), q_latent_.all());
+  query.quantised = q_latent_quantised_.all();
+  std::vector<ops::LatentTask> tasks = {
+      query, stored(normalising(kv_.all(), {}), caches_.window, 1, ops::FakeQuant::kE4m3Group32)};
+  if (kind == LayerKind::kFull1) tasks.push_back(normalising(compressor_latent_.all(), latent_.all()));
+  if (kind == LayerKind::kFull2) {
+    tasks.push_back({.in = compressor_rows_.matrix(n_),
+                     .tables = caches_.open_group.tables(),
+                     .positions = caches_.positions.data()});
+  }
+  ops::latents(card_.stream(), tasks);
+}
+
 void LayerSlice::write_compressed(int64_t ratio, const CompressorPart& part) {
   Stream& stream = card_.stream();
   const int64_t* positions = caches_.positions.data();
-  const TensorView latent = latent_.all();
-  if (ratio == 1) {
-    ops::rms_norm(stream, {latent, compressor_latent_.all(), weights_.ones(), kNormEps, true});
-  } else {
-    ops::write_rows(stream,
-                    {.in = compressor_rows_.matrix(n_), .tables = caches_.open_group.tables(), .positions = positions});
+  const TensorView latent = latent_.all(), key = index_key_.all();
+  if (ratio > 1) {
     ops::compress(stream, {latent, caches_.open_group.tables(), positions, ratio, true});
-    ops::rms_norm(stream, {latent, latent, weights_.ones(), kNormEps, true});
+    const ops::LatentTask norm = normalising(latent, latent);
+    ops::latents(stream, {&norm, 1});
   }
-  const TensorView key = index_key_.all();
   const ops::LinearTask key_task = task(key, latent, part.index_wk);
   ops::linear(stream, {&key_task, 1});
-  ops::rms_norm(stream, {key, key, weights_.ones(), kNormEps, true});
-  const auto write = [&](ConstTensorView rows, const RowPool& pool, ops::FakeQuant quantiser) {
-    ops::write_rows(stream, {.in = rows,
-                             .tables = pool.tables(),
-                             .positions = positions,
-                             .ratio = ratio,
-                             .quantise = quantiser,
-                             .cosine = caches_.cosine.matrix(caches_.positions.size()).row_range(0, n_),
-                             .sine = caches_.sine.matrix(caches_.positions.size()).row_range(0, n_),
-                             .round_to_bf16 = true});
-  };
-  write(key, caches_.index_keys[ratio - 1], ops::FakeQuant::kE2m1Group32);
-  write(latent, caches_.latent[ratio - 1], ops::FakeQuant::kE2m1Group16);
+  const ops::LatentTask tasks[] = {
+      stored(normalising(key, {}), caches_.index_keys[ratio - 1], ratio, ops::FakeQuant::kE2m1Group32),
+      stored({.in = latent, .round_to_bf16 = true}, caches_.latent[ratio - 1], ratio, ops::FakeQuant::kE2m1Group16)};
+  ops::latents(stream, tasks);
 }
 
 void LayerSlice::select(LayerKind kind) {
@@ -225,17 +243,9 @@ void LayerSlice::attention(LayerKind kind, const LayerPart& layer) {
   }
   if (has_indexer(kind)) tasks.push_back(task(index_weights_.all(), u_.all(), weights_.indexer().weights_proj));
   ops::linear(stream, tasks);
-  ops::rms_norm(stream, {kv_.all(), kv_.all(), weights_.ones(), kNormEps, true});
-  ops::write_rows(stream, {.in = kv_.all(),
-                           .tables = caches_.window.tables(),
-                           .positions = positions,
-                           .quantise = ops::FakeQuant::kE4m3Group32,
-                           .cosine = cosine,
-                           .sine = sine,
-                           .round_to_bf16 = true});
+  finish_latents(kind);
   if (is_source) write_compressed(ratio, weights_.compressor(ratio));
 
-  ops::rms_norm(stream, {q_latent_.all(), q_latent_.all(), weights_.ones(), kNormEps, true, q_latent_quantised_.all()});
   tasks = {task(q_.all(), q_latent_quantised_.all(), layer.wq_b)};
   if (has_indexer(kind)) tasks.push_back(task(index_query_.all(), q_latent_quantised_.all(), weights_.indexer().wq_b));
   ops::linear(stream, tasks);
@@ -294,7 +304,7 @@ void LayerSlice::run_head() {
   ops::mhc_collapse(stream, {hidden_.all(), streams_.all(), pre_.matrix(n_), weights_.ones(), kNormEps, true});
   const ops::LinearTask head = task_f32(logits_.matrix(n_), hidden_.all(), weights_.head());
   ops::linear(stream, {&head, 1});
-  ops::sample(stream, {tokens_.data(), logits_.matrix(n_), sampling_.data(), {}});
+  ops::sample(stream, {.tokens = tokens_.data(), .logits = logits_.matrix(n_), .rows = sampling_.data()});
 }
 
 }  // namespace deepinfer::bench

@@ -10,6 +10,7 @@
 #include "gpu/random_weights.h"
 #include "gpu/results.h"
 #include "gpu/routing.h"
+#include "ops/latents.h"
 
 namespace deepinfer::bench {
 
@@ -42,6 +43,9 @@ class LayerSlice {
  private:
   void boundary(const MhcPart& part);
   void attention(LayerKind kind, const LayerPart& layer);
+  ops::LatentTask normalising(ConstTensorView in, TensorView out) const;
+  ops::LatentTask stored(ops::LatentTask task, const RowPool& pool, int64_t ratio, ops::FakeQuant quantiser) const;
+  void finish_latents(LayerKind kind);
   void write_compressed(int64_t ratio, const CompressorPart& part);
   void select(LayerKind kind);
   void project_output(const LayerPart& layer);

@@ -113,10 +113,9 @@ void bench_layers(Parts& parts) {
   const ops::OpTable& t = parts.card.ops();
   const std::string absent = missing({{"pack_weight", t.pack_weight != nullptr},
                                       {"linear", t.linear != nullptr},
-                                      {"rms_norm", t.rms_norm != nullptr},
                                       {"fake_quant", t.fake_quant != nullptr},
                                       {"rope", t.rope != nullptr},
-                                      {"write_rows", t.write_rows != nullptr},
+                                      {"latents", t.latents != nullptr},
                                       {"compress", t.compress != nullptr},
                                       {"mhc_boundary", t.mhc_boundary != nullptr},
                                       {"mhc_collapse", t.mhc_collapse != nullptr},

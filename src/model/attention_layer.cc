@@ -3,19 +3,33 @@
 #include "model/compressor.h"
 #include "model/indexer.h"
 #include "ops/attention.h"
+#include "ops/latents.h"
 
 namespace deepinfer {
 namespace {
 
-// kv: normalised, not yet rotated. Appends it, rotated and quantised, as the tokens' window rows.
-void write_window_rows(ForwardContext& c, int layer, const RopeAngles& angles, ConstTensorView kv) {
-  ops::write_rows(c.stream, {.in = kv,
-                             .tables = c.rows.tables_of(c.kv.members[c.kv.window[layer]]),
-                             .positions = c.rows.positions,
-                             .quantise = c.cache_quantiser(ops::FakeQuant::kE4m3Group32),
-                             .cosine = angles.cosine,
-                             .sine = angles.sine,
-                             .round_to_bf16 = c.rounding.round_to_bf16});
+// What becomes of the query latents: normalised in place, and quantised if the numerics do so.
+ops::LatentTask query_task(ForwardContext& c, const AttentionWeights& weights, TensorView q_latent) {
+  return {.in = q_latent,
+          .norm_weight = weights.q_norm.data(),
+          .norm_eps = c.config.rms_norm_eps,
+          .round_to_bf16 = c.rounding.round_to_bf16,
+          .out = q_latent,
+          .quantised = c.quantised(c.work.q_latent_quantised)};
+}
+
+// The tokens' window rows: kv normalised, rotated and quantised.
+ops::LatentTask window_task(ForwardContext& c, int layer, const AttentionWeights& weights, const RopeAngles& angles,
+                            ConstTensorView kv) {
+  return {.in = kv,
+          .norm_weight = weights.kv_norm.data(),
+          .norm_eps = c.config.rms_norm_eps,
+          .round_to_bf16 = c.rounding.round_to_bf16,
+          .tables = c.rows.tables_of(c.kv.members[c.kv.window[layer]]),
+          .positions = c.rows.positions,
+          .quantise = c.cache_quantiser(ops::FakeQuant::kE4m3Group32),
+          .cosine = angles.cosine,
+          .sine = angles.sine};
 }
 
 void attend(ForwardContext& c, int layer, const AttentionWeights& weights, ConstTensorView q, const RopeAngles& angles,
@@ -69,8 +83,6 @@ void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weigh
   const int64_t n = c.num_tokens();
   const LayerRole& role = c.plan.layers[layer];
   const RopeAngles& angles = c.angles[static_cast<int>(role.rope)];
-  const float eps = c.config.rms_norm_eps;
-  const bool round = c.rounding.round_to_bf16;
   const bool rows = part != AttentionPart::kQueries;
   const bool queries = part != AttentionPart::kRows;
 
@@ -83,16 +95,19 @@ void attention_layer(ForwardContext& c, int layer, const AttentionWeights& weigh
   if (rows && weights.compressor) add_compressor_tasks(c, *weights.compressor, role.compress_ratio, u.plain);
   if (queries && weights.indexer) add_index_weight_task(c, *weights.indexer, u.plain);
   ops::linear(c.stream, w.tasks);
-  if (rows) {
-    ops::rms_norm(c.stream, {kv, kv, weights.kv_norm.data(), eps, round});
-    write_window_rows(c, layer, angles, kv);
-    if (weights.compressor) write_compressed_rows(c, layer, *weights.compressor);
-  }
+
+  // What the products left, in one call too.
+  ops::LatentTask latents[3];
+  size_t count = 0;
+  if (queries) latents[count++] = query_task(c, weights, q_latent);
+  if (rows) latents[count++] = window_task(c, layer, weights, angles, kv);
+  if (rows && weights.compressor) latents[count++] = compressor_task(c, layer, *weights.compressor);
+  ops::latents(c.stream, {latents, count});
+  if (rows && weights.compressor) write_compressed_rows(c, layer, *weights.compressor);
   if (!queries) return;
 
   // Everything that reads the query latent.
   const TensorView quantised = c.quantised(w.q_latent_quantised);
-  ops::rms_norm(c.stream, {q_latent, q_latent, weights.q_norm.data(), eps, round, quantised});
   const ConstTensorView q_in = quantised ? quantised : q_latent;
   const TensorView q = w.q.rows(n);
   w.tasks.clear();

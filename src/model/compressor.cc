@@ -3,6 +3,29 @@
 #include "ops/compressor.h"
 
 namespace deepinfer {
+namespace {
+
+ops::LatentTask normalising(ForwardContext& c, ConstTensorView in, const DeviceArray<float>& weight, TensorView out) {
+  return {.in = in,
+          .norm_weight = weight.data(),
+          .norm_eps = c.config.rms_norm_eps,
+          .round_to_bf16 = c.rounding.round_to_bf16,
+          .out = out};
+}
+
+// `task`, its rows stored as those of groups of the layer's ratio. A row is rotated at the position of its group's
+// first token.
+ops::LatentTask stored(ForwardContext& c, ops::LatentTask task, int ratio, int member, ops::FakeQuant quantiser) {
+  const RopeAngles angles = c.angles_of_groups(ratio);
+  task.tables = c.rows.tables_of(c.kv.members[member]);
+  task.positions = c.rows.positions;
+  task.ratio = ratio;
+  task.quantise = c.cache_quantiser(quantiser);
+  task.cosine = angles.cosine, task.sine = angles.sine;
+  return task;
+}
+
+}  // namespace
 
 void add_compressor_tasks(ForwardContext& c, const CompressorWeights& weights, int ratio, ConstTensorView u) {
   Workspace& w = c.work;
@@ -17,46 +40,44 @@ void add_compressor_tasks(ForwardContext& c, const CompressorWeights& weights, i
   w.tasks.push_back(c.linear_task_f32(rows.columns(dim, 2 * dim), u, *weights.wgate));
 }
 
+ops::LatentTask compressor_task(ForwardContext& c, int layer, const CompressorWeights& weights) {
+  Workspace& w = c.work;
+  const int64_t n = c.num_tokens();
+  if (c.plan.layers[layer].compress_ratio == 1) {
+    return normalising(c, w.compressor_latent.rows(n), weights.norm, w.latent.rows(n));
+  }
+  // The step's own rows join the open group's.
+  return {.in = w.compressor_rows.rows(n),
+          .tables = c.rows.tables_of(c.kv.members[c.kv.open_group[layer]]),
+          .positions = c.rows.positions};
+}
+
 void write_compressed_rows(ForwardContext& c, int layer, const CompressorWeights& weights) {
   Workspace& w = c.work;
   const int64_t n = c.num_tokens();
   const int ratio = c.plan.layers[layer].compress_ratio;
-  const bool round = c.rounding.round_to_bf16;
-  const float eps = c.config.rms_norm_eps;
-  const auto tables = [&](const std::vector<int>& members) { return c.rows.tables_of(c.kv.members[members[layer]]); };
 
   // A row a token; those of tokens that end no group are not used.
   const TensorView latent = w.latent.rows(n);
-  if (ratio == 1) {
-    ops::rms_norm(c.stream, {latent, w.compressor_latent.rows(n), weights.norm.data(), eps, round});
-  } else {
-    // The step's own rows join the open group's first.
-    const ops::RowTables open_group = tables(c.kv.open_group);
-    ops::write_rows(c.stream, {.in = w.compressor_rows.rows(n), .tables = open_group, .positions = c.rows.positions});
+  if (ratio > 1) {
     if (!c.may_close_groups(ratio)) return;
-    ops::compress(c.stream, {latent, open_group, c.rows.positions, ratio, round});
-    ops::rms_norm(c.stream, {latent, latent, weights.norm.data(), eps, round});
+    const ops::RowTables open_group = c.rows.tables_of(c.kv.members[c.kv.open_group[layer]]);
+    ops::compress(c.stream, {latent, open_group, c.rows.positions, ratio, c.rounding.round_to_bf16});
+    const ops::LatentTask task = normalising(c, latent, weights.norm, latent);
+    ops::latents(c.stream, {&task, 1});
   }
 
   // The index key comes from the latent before rotation and quantisation.
   const TensorView key = w.index_key.rows(n);
-  const ops::LinearTask task = c.linear_task(key, latent, weights.index_wk);
-  ops::linear(c.stream, {&task, 1});
-  ops::rms_norm(c.stream, {key, key, weights.index_k_norm.data(), eps, round});
-  // A row is rotated at the position of its group's first token.
-  const RopeAngles angles = c.angles_of_groups(ratio);
-  const auto write = [&](ConstTensorView rows, const std::vector<int>& members, ops::FakeQuant quantiser) {
-    ops::write_rows(c.stream, {.in = rows,
-                               .tables = tables(members),
-                               .positions = c.rows.positions,
-                               .ratio = ratio,
-                               .quantise = c.cache_quantiser(quantiser),
-                               .cosine = angles.cosine,
-                               .sine = angles.sine,
-                               .round_to_bf16 = round});
+  const ops::LinearTask key_product = c.linear_task(key, latent, weights.index_wk);
+  ops::linear(c.stream, {&key_product, 1});
+  const ops::LatentTask tasks[] = {
+      stored(c, normalising(c, key, weights.index_k_norm, {}), ratio, c.kv.index_keys[layer],
+             ops::FakeQuant::kE2m1Group32),
+      stored(c, {.in = latent, .round_to_bf16 = c.rounding.round_to_bf16}, ratio, c.kv.compressed[layer],
+             ops::FakeQuant::kE2m1Group16),
   };
-  write(key, c.kv.index_keys, ops::FakeQuant::kE2m1Group32);
-  write(latent, c.kv.compressed, ops::FakeQuant::kE2m1Group16);
+  ops::latents(c.stream, tasks);
 }
 
 }  // namespace deepinfer

@@ -10,6 +10,7 @@
 #include "ops/elementwise.h"
 #include "ops/engram.h"
 #include "ops/indexer.h"
+#include "ops/latents.h"
 #include "ops/linear.h"
 #include "ops/mhc.h"
 #include "ops/moe.h"
@@ -28,6 +29,7 @@ struct OpTable {
   void (*swiglu)(Stream&, const SwigluArgs&) = nullptr;
   void (*gather_rows)(Stream&, const GatherRowsArgs&) = nullptr;
   void (*write_rows)(Stream&, const WriteRowsArgs&) = nullptr;
+  void (*latents)(Stream&, std::span<const LatentTask>) = nullptr;
   void (*mhc_coefficients)(Stream&, const MhcCoefficientsArgs&) = nullptr;
   void (*mhc_collapse)(Stream&, const MhcCollapseArgs&) = nullptr;
   void (*mhc_update)(Stream&, const MhcUpdateArgs&) = nullptr;

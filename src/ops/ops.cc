@@ -119,15 +119,35 @@ void gather_rows(Stream& stream, const GatherRowsArgs& args) {
   call(stream.ops().gather_rows, "gather_rows", stream, args);
 }
 
-void write_rows(Stream& stream, const WriteRowsArgs& args) {
+namespace {
+
+void check_write_rows(const WriteRowsArgs& args, const char* op) {
   const int64_t group = args.quantise ? quantiser_group(*args.quantise) : 1;
   DI_CHECK(args.tables.width == args.in.cols && args.tables.width % std::max(group, row_group(args.tables.type)) == 0,
-           "write_rows: width {} into rows of {}", args.in.cols, args.tables.width);
-  DI_CHECK(args.ratio >= 1, "write_rows: groups of {}", args.ratio);
-  check_given(args.positions, args.in.rows, "positions", "write_rows");
-  check_given(args.tables.blocks, args.in.rows, "tables", "write_rows");
-  check_angles(args.cosine, args.sine, args.in.rows, args.in.cols, "write_rows");
+           "{}: width {} into rows of {}", op, args.in.cols, args.tables.width);
+  DI_CHECK(args.ratio >= 1, "{}: groups of {}", op, args.ratio);
+  check_given(args.positions, args.in.rows, "positions", op);
+  check_given(args.tables.blocks, args.in.rows, "tables", op);
+  check_angles(args.cosine, args.sine, args.in.rows, args.in.cols, op);
+}
+
+}  // namespace
+
+void write_rows(Stream& stream, const WriteRowsArgs& args) {
+  check_write_rows(args, "write_rows");
   call(stream.ops().write_rows, "write_rows", stream, args);
+}
+
+void latents(Stream& stream, std::span<const LatentTask> tasks) {
+  DI_CHECK(tasks.size() <= kMaxLatentTasks, "latents: {} tasks", tasks.size());
+  for (const LatentTask& task : tasks) {
+    check_rows(task.in, tasks[0].in, "latents");
+    DI_CHECK(task.in.cols % 16 == 0, "latents: width {}", task.in.cols);
+    if (task.out) check_same_shape(task.out, task.in, "latents");
+    check_quantised(task.quantised, {nullptr, task.in.type, task.in.rows, task.in.cols, task.in.stride}, "latents");
+    if (task.tables.blocks != nullptr) check_write_rows(task.rows_to_write(task.in), "latents");
+  }
+  call(stream.ops().latents, "latents", stream, tasks);
 }
 
 namespace {

@@ -63,29 +63,55 @@ inline void write_row(ops::RowType type, std::byte* out, const float* in, int64_
   }
 }
 
+// Stores one token's row, or nothing. `buffer`: room for the width.
+inline void write_token(const ops::WriteRowsArgs& a, int64_t t, const float* values, int64_t width, float* buffer) {
+  const ops::RowType type = a.tables.type;
+  const int64_t position = a.positions[t];
+  if (position < 0 || (position + 1) % a.ratio != 0 || a.tables.blocks[t] == nullptr) return;
+  if (a.cosine.data != nullptr) {
+    std::memcpy(buffer, values, width * sizeof(float));
+    rotate_heads(buffer, 1, width, a.cosine.row(t), a.sine.row(t), a.cosine.cols, 1.0f, a.round_to_bf16);
+    values = buffer;
+  }
+  if (a.quantise && !holds_codes_of(type, *a.quantise)) {
+    with_quantiser(*a.quantise,
+                   [&]<typename Quantiser>(Quantiser) { fake_quant_row<Quantiser>(buffer, values, width); });
+    values = buffer;
+  }
+  write_row(type, a.tables.of(t).row(position / a.ratio), values, width);
+}
+
 inline void write_rows_kernel(Stream& stream, const ops::WriteRowsArgs& a) {
   const MatrixView<const float> in = a.in.f32();
-  const int64_t width = in.cols;
-  const ops::RowType type = a.tables.type;
-  const bool rotates = a.cosine.data != nullptr;
-  const bool quantises = a.quantise && !holds_codes_of(type, *a.quantise);
-  for_ranges(stream, in.rows, rows_per_task(width), [&](int64_t begin, int64_t end, int thread) {
-    float* buffer = cpu_stream(stream).thread_scratch(thread).get<float>(width);
+  for_ranges(stream, in.rows, rows_per_task(in.cols), [&](int64_t begin, int64_t end, int thread) {
+    float* buffer = cpu_stream(stream).thread_scratch(thread).get<float>(in.cols);
+    for (int64_t t = begin; t < end; ++t) write_token(a, t, in.row(t), in.cols, buffer);
+  });
+}
+
+// `buffer`: room for twice the width.
+inline void finish_latent(const ops::LatentTask& a, int64_t t, float* buffer) {
+  const int64_t width = a.in.cols;
+  const float* values = a.in.f32().row(t);
+  if (a.norm_weight != nullptr) {
+    float* const normalised = a.out ? a.out.f32().row(t) : buffer + width;
+    normalise(normalised, values, a.norm_weight, width, a.norm_eps, a.round_to_bf16);
+    values = normalised;
+  } else if (a.out && a.out.f32().row(t) != values) {
+    std::memcpy(a.out.f32().row(t), values, width * sizeof(float));
+  }
+  if (a.quantised) quantise_row_if(a.quantised.f32(), t, values, width);
+  if (a.tables.blocks != nullptr) write_token(a.rows_to_write(a.in), t, values, width, buffer);
+}
+
+inline void latents_kernel(Stream& stream, std::span<const ops::LatentTask> tasks) {
+  if (tasks.empty()) return;
+  int64_t widest = 0, values = 0;
+  for (const ops::LatentTask& task : tasks) widest = std::max(widest, task.in.cols), values += task.in.cols;
+  for_ranges(stream, tasks[0].in.rows, rows_per_task(values), [&](int64_t begin, int64_t end, int thread) {
+    float* buffer = cpu_stream(stream).thread_scratch(thread).get<float>(2 * widest);
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t position = a.positions[t];
-      if (position < 0 || (position + 1) % a.ratio != 0 || a.tables.blocks[t] == nullptr) continue;
-      const float* values = in.row(t);
-      if (rotates) {
-        std::memcpy(buffer, values, width * sizeof(float));
-        rotate_heads(buffer, 1, width, a.cosine.row(t), a.sine.row(t), a.cosine.cols, 1.0f, a.round_to_bf16);
-        values = buffer;
-      }
-      if (quantises) {
-        with_quantiser(*a.quantise,
-                       [&]<typename Quantiser>(Quantiser) { fake_quant_row<Quantiser>(buffer, values, width); });
-        values = buffer;
-      }
-      write_row(type, a.tables.of(t).row(position / a.ratio), values, width);
+      for (const ops::LatentTask& task : tasks) finish_latent(task, t, buffer);
     }
   });
 }
@@ -154,6 +180,7 @@ inline const float* read_row(const ops::RowTable& table, int64_t row, float* buf
 inline void fill_rows(ops::OpTable& table) {
   table.fake_quant = fake_quant_kernel;
   table.write_rows = write_rows_kernel;
+  table.latents = latents_kernel;
 }
 
 }  // namespace deepinfer::cpu::DEEPINFER_SIMD_NAMESPACE

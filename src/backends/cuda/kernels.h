@@ -27,6 +27,8 @@ void mhc_coefficients(Stream& stream, const ops::MhcCoefficientsArgs& args);
 void mhc_collapse(Stream& stream, const ops::MhcCollapseArgs& args);
 void mhc_update(Stream& stream, const ops::MhcUpdateArgs& args);
 void mhc_boundary(Stream& stream, const ops::MhcBoundaryArgs& args);
+// latents.cu
+void latents(Stream& stream, std::span<const ops::LatentTask> tasks);
 // attention.cu
 void attention(Stream& stream, const ops::AttentionArgs& args);
 // indexer.cu

@@ -24,6 +24,9 @@ ops::OpTable make_op_table() {
   table.write_rows = write_rows;
   table.compress = compress;
 #endif
+#ifndef DEEPINFER_CUDA_WITHOUT_LATENTS
+  table.latents = latents;
+#endif
 #ifndef DEEPINFER_CUDA_WITHOUT_MHC
   table.mhc_coefficients = mhc_coefficients;
   table.mhc_collapse = mhc_collapse;

@@ -3,7 +3,7 @@
 // bandwidth (a window row of 512 values: 1 KB read, 0.5 KB written), and at few rows a kernel's latency.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/rows.cuh"
+#include "backends/cuda/row_write.cuh"
 
 namespace deepinfer::cuda {
 namespace {
@@ -26,35 +26,6 @@ __global__ void rope_angles_kernel(MatrixView<float> cosine, MatrixView<float> s
   sine.data[r * sine.stride + j] = static_cast<float>(s);
 }
 
-// Angles of a row's pairs; null pointers: no rotation.
-struct Angles {
-  const float* cosine;
-  const float* sine;
-  int64_t cosine_stride, sine_stride;
-  int channels;  // that are rotated: two a pair
-};
-Angles angles_of(const MatrixView<const float>& cosine, const MatrixView<const float>& sine) {
-  DI_CHECK(cosine.cols % 4 == 0 && cosine.stride % 4 == 0 && sine.stride % 4 == 0 &&
-               (reinterpret_cast<uintptr_t>(cosine.data) | reinterpret_cast<uintptr_t>(sine.data)) % 16 == 0,
-           "angles of {} pairs, {} apart, do not come four at a time", cosine.cols, cosine.stride);
-  return {cosine.data, sine.data, cosine.stride, sine.stride, cosine.data ? static_cast<int>(cosine.cols) * 2 : 0};
-}
-
-// Rotates v, the channels [c, c + 8) of those that are rotated. Products and their sums are rounded one by one, as on
-// the CPU.
-__device__ inline void rotate8(float (&v)[8], const Angles& angles, int64_t r, int c, float sign, bool round) {
-  const float4 cosine = *reinterpret_cast<const float4*>(angles.cosine + r * angles.cosine_stride + c / 2);
-  const float4 sine = *reinterpret_cast<const float4*>(angles.sine + r * angles.sine_stride + c / 2);
-  const float cosines[4] = {cosine.x, cosine.y, cosine.z, cosine.w};
-  const float sines[4] = {sine.x, sine.y, sine.z, sine.w};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float x = v[2 * j], y = v[2 * j + 1], cs = cosines[j], sn = sines[j] * sign;
-    v[2 * j] = round_bf16_if(__fsub_rn(__fmul_rn(x, cs), __fmul_rn(y, sn)), round);
-    v[2 * j + 1] = round_bf16_if(__fadd_rn(__fmul_rn(x, sn), __fmul_rn(y, cs)), round);
-  }
-}
-
 template <typename T>
 __global__ void rope_kernel(Rows<T> data, int64_t num_rows, int num_heads, int head_dim, Angles angles, float sign,
                             bool round) {
@@ -69,12 +40,9 @@ __global__ void rope_kernel(Rows<T> data, int64_t num_rows, int num_heads, int h
   T* place = data.row(r) + (head + 1) * head_dim - angles.channels + c;
   float v[8];
   load8(place, v);
-  rotate8(v, angles, r, c, sign, round);
+  rotate8(v, load_angles8(angles, r, c), sign, round);
   store8(place, v);
 }
-
-// The quantiser that goes before the row type's own.
-enum class Before { kNothing, kE4m3Group32, kE2m1Group16, kE2m1Group32 };
 
 template <typename T, typename Codec>
 __global__ void write_rows_kernel(Rows<const T> in, RowPlaces places, const int64_t* positions, int64_t ratio,
@@ -93,11 +61,9 @@ __global__ void write_rows_kernel(Rows<const T> in, RowPlaces places, const int6
     float v[8] = {};
     if (c < width) {
       load8(in.row(t) + c, v);
-      if (c >= rotated) rotate8(v, angles, t, c - rotated, 1.0f, round);
+      if (c >= rotated) rotate8(v, load_angles8(angles, t, c - rotated), 1.0f, round);
     }
-    if (before == Before::kE4m3Group32) fake_quantise8<E4m3Group32>(v);
-    if (before == Before::kE2m1Group16) fake_quantise8<E2m1Group16>(v);
-    if (before == Before::kE2m1Group32) fake_quantise8<E2m1Group32>(v);
+    quantise_before(before, v);
     Codec::write8(row, width, c, v);
   }
 }
@@ -144,20 +110,6 @@ __global__ void compress_kernel(T* out, int64_t out_stride, RowPlaces places, co
   for (int j = 0; j < 4; ++j) place[j] = static_cast<T>(result[j]);
 }
 
-// Nothing goes before a type that holds the quantiser's own codes and scales.
-Before before(ops::RowType type, const std::optional<ops::FakeQuant>& quantise) {
-  if (!quantise) return Before::kNothing;
-  switch (*quantise) {
-    case ops::FakeQuant::kE4m3Group32:
-      return type == ops::RowType::kE4m3Group32 ? Before::kNothing : Before::kE4m3Group32;
-    case ops::FakeQuant::kE2m1Group16:
-      return type == ops::RowType::kE2m1Group16 ? Before::kNothing : Before::kE2m1Group16;
-    case ops::FakeQuant::kE2m1Group32:
-      return type == ops::RowType::kE2m1Group32 ? Before::kNothing : Before::kE2m1Group32;
-  }
-  return Before::kNothing;
-}
-
 }  // namespace
 
 void rope_angles(Stream& stream, const ops::RopeAnglesArgs& a) {
@@ -177,16 +129,13 @@ void rope(Stream& stream, const ops::RopeArgs& a) {
 
 void write_rows(Stream& stream, const ops::WriteRowsArgs& a) {
   const Angles angles = angles_of(a.cosine, a.sine);
-  const RowPlaces places = places_of(a.tables);
-  const int64_t word = a.tables.type == ops::RowType::kF32 || a.tables.type == ops::RowType::kBf16 ? 16 : 1;
-  DI_CHECK(places.offset % word == 0 && places.row_bytes % word == 0,
-           "rows of {} bytes from {} do not begin at multiples of {}", places.row_bytes, places.offset, word);
+  const RowPlaces places = places_to_write(a.tables);
   // One round of eight channels a thread as far as a block goes.
   const int threads = static_cast<int>(std::min<int64_t>((a.in.cols / kVec + 31) / 32 * 32, 1024));
   with_element(a.in.type, [&]<typename T>(T) {
     with_row_codec(a.tables.type, [&]<typename Codec>(Codec) {
       launch(stream, Start::kEarly, dim3(static_cast<unsigned>(a.in.rows)), threads, 0, write_rows_kernel<T, Codec>,
-             rows_of<const T>(a.in), places, a.positions, a.ratio, before(a.tables.type, a.quantise), angles,
+             rows_of<const T>(a.in), places, a.positions, a.ratio, before_row_type(a.tables.type, a.quantise), angles,
              a.round_to_bf16);
     });
   });
