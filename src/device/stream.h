@@ -35,18 +35,23 @@ class Stream {
   // Copies between any two of device and host memory, in the stream's order. Host memory from Device::allocate_pinned
   // is read or written later and must stay; any other has been read or written when the call returns.
   virtual void copy(void* to, const void* from, int64_t bytes) = 0;
-  // Waits until everything so far has run. Fails if any of it did: the device is of no further use then.
+  // Waits until everything so far has run. Fails if any of it did: the device is of no further use then. Fails as well
+  // where `check` would.
   virtual Status synchronize() = 0;
-
-  // Events of this stream's device. Recorded again, an event stands for the later moment.
-  virtual std::unique_ptr<Event> make_event() { return std::make_unique<HostEvent>(); }
-  virtual void record(Event& event) { static_cast<HostEvent&>(event).record(); }
 
   // What is called between the two is recorded and not run. A device that cannot says so.
   virtual bool can_record() const { return false; }
   virtual void begin_recording() {}
   virtual std::unique_ptr<Graph> end_recording() { return nullptr; }
   virtual void launch(Graph& /*graph*/) {}
+
+  // Whether all that was called so far could be enqueued. If an op lacked memory, it and the ops after it did nothing;
+  // that is told once, and the stream is as good as before.
+  virtual Status check() { return Status(); }
+
+  // Events of this stream's device. Recorded again, an event stands for the later moment.
+  virtual std::unique_ptr<Event> make_event() { return std::make_unique<HostEvent>(); }
+  virtual void record(Event& event) { static_cast<HostEvent&>(event).record(); }
 
  protected:
   explicit Stream(const ops::OpTable* table) : ops_(table) {}

@@ -15,6 +15,7 @@
 #include "runtime/device_blocks.h"
 #include "runtime/loaded_model.h"
 #include "runtime/model_executor.h"
+#include "runtime/rehearsal.h"
 #include "sampling/philox.h"
 #include "sampling/validate.h"
 #include "text/bad_words.h"
@@ -71,18 +72,13 @@ StepInputs::Shape largest_step(const SchedulerOptions& options) {
 
 // What the cache may take. A device with memory of its own has nothing else to do with what steps leave; the memory of
 // the host serves others too.
-CacheMemory cache_memory(const Device& device, const Model& model, const SchedulerOptions& options) {
-  if (device.shares_host_memory()) {
-    const int64_t free = free_memory();
-    return {.free = free, .by_default = free / 2};
-  }
-  const int64_t free = std::max<int64_t>(0, device.free_bytes() - model.step_bytes(largest_step(options)));
-  return {.free = free, .by_default = free - free / 10};
+CacheMemory cache_memory(const Device& device) {
+  const int64_t free = device.shares_host_memory() ? free_memory() : device.free_bytes();
+  return {.free = free, .by_default = device.shares_host_memory() ? free / 2 : free - free / 10};
 }
 
-Result<Limits> plan_limits(const EngineSettings& settings, const Device& device, const Model& model) {
-  Limits limits;
-  SchedulerOptions& s = limits.scheduler;
+Result<SchedulerOptions> scheduler_options(const EngineSettings& settings, const Model& model) {
+  SchedulerOptions s;
   const int64_t context = model.config().max_position_embeddings;
   if (settings.max_model_len > context) {
     return invalid_input("max_model_len {}: the model's context is {}", settings.max_model_len, context);
@@ -96,7 +92,14 @@ Result<Limits> plan_limits(const EngineSettings& settings, const Device& device,
   s.prefix_unit_interval = settings.prefix_unit_interval;
   s.max_backtracking = settings.max_backtracking_tokens;
   DI_ASSIGN_OR_RETURN(s.replay, replay_options(settings, model));
-  const CacheMemory memory = cache_memory(device, model, s);
+  return s;
+}
+
+Result<Limits> plan_limits(const EngineSettings& settings, const SchedulerOptions& options, const Device& device,
+                           const Model& model) {
+  Limits limits{.scheduler = options};
+  SchedulerOptions& s = limits.scheduler;
+  const CacheMemory memory = cache_memory(device);
   Result<CacheBudget> budget = plan_cache(model.kv_layout().cache, s, settings.kv_cache_bytes, memory);
   // A context that nobody asked for is cut to what fits.
   while (!budget.ok() && settings.max_model_len == 0 && s.max_model_len > 4096) {
@@ -343,11 +346,15 @@ Result<std::unique_ptr<Engine>> create_engine(const Settings& given, const std::
                                                       .kv_format = kv_format_of(settings),
                                                       .engram_cache_rows = settings.engram_cache_rows,
                                                       .progress = tell}));
-  DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, *device, *loaded.model));
+  DI_ASSIGN_OR_RETURN(const SchedulerOptions options, scheduler_options(settings, *loaded.model));
+  if (loaded.model->can_draw()) loaded.model->draw_for_slots(options.max_num_seqs);
+  // Where it counts, steps take their memory before the cache does: too little is told now, and nothing moves later.
+  if (!device->shares_host_memory()) {
+    DI_RETURN_IF_ERROR(rehearse(*device, *loaded.model, largest_step(options), options.max_model_len));
+  }
+  DI_ASSIGN_OR_RETURN(const Limits limits, plan_limits(settings, options, *device, *loaded.model));
   std::string fingerprint = make_fingerprint(*device, *loaded.model, limits.scheduler.replay);
   DI_ASSIGN_OR_RETURN(Tiers tiers, open_tiers(settings, *device, limits, loaded.model->kv_layout().cache, fingerprint));
-  // Where it counts, steps take their memory now: too little is told at the start, and nothing moves later.
-  if (!device->shares_host_memory()) DI_RETURN_IF_ERROR(loaded.model->reserve(largest_step(limits.scheduler)));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(device), std::move(loaded), settings, limits,
                                                               std::move(fingerprint), std::move(tiers)));
 }

@@ -46,11 +46,6 @@ Status Model::restart(SequenceState& state, std::span<const int32_t> tokens, int
                        engram_ ? engram_->compress(tokens) : std::span<const int32_t>(), max_tokens);
 }
 
-int64_t Model::step_bytes(const StepInputs::Shape& rows) const {
-  return inputs_.bytes_for(rows) + work_.tokens.bytes_for(rows.tokens) + work_.kept.bytes_for(rows.kept) +
-         work_.outputs.bytes_for(rows.logits);
-}
-
 Status Model::reserve(const StepInputs::Shape& rows) {
   const bool holds = inputs_.holds(rows) && work_.tokens.holds(rows.tokens) && work_.kept.holds(rows.kept) &&
                      work_.outputs.holds(rows.logits);
@@ -97,8 +92,9 @@ Status Model::begin(std::span<const SequenceStep> steps, Event* started) {
   stream_->record(*inputs_read_);
   if (!plan.recordable) return Status();
   mark_start();
-  return graphs_.run(*stream_, {plan.shape.tokens, plan.max_length, 0}, inputs_.generation() + work_.generation(),
-                     [&] { return run_first(plan); });
+  DI_RETURN_IF_ERROR(graphs_.run(*stream_, {plan.shape.tokens, plan.max_length, 0},
+                                 inputs_.generation() + work_.generation(), [&] { return run_first(plan); }));
+  return stream_->check();
 }
 
 Status Model::complete(std::span<const SequenceStep> steps, StepOutputs& outputs) {
@@ -114,6 +110,7 @@ Status Model::complete(std::span<const SequenceStep> steps, StepOutputs& outputs
     DI_RETURN_IF_ERROR(graphs_.run(*stream_, {plan.shape.tokens, plan.max_length, 1},
                                    inputs_.generation() + work_.generation(), [&] { return run_rest(plan); }));
   }
+  DI_RETURN_IF_ERROR(stream_->check());
   const auto wanted = static_cast<int64_t>((plan.skips ? kept_layout_ : layout_).logit_rows.size());
   if (wanted > 0) outputs = {work_.logits.rows(wanted), work_.drawn.rows(wanted).data};
   for (const SequenceStep& step : steps) step.state->end_step(static_cast<int64_t>(step.tokens.size()));
@@ -310,9 +307,9 @@ void Model::write_logits(ForwardContext& c, Residual& residual, int64_t num_rows
   ops::linear(*stream_, {&task, 1});
   if (!draws()) return;
   ops::sample(*stream_, {.tokens = work_.drawn.rows(num_rows).data,
-                         .last_tokens = inputs_.last_tokens(),
                          .logits = logits,
-                         .rows = inputs_.draws()});
+                         .rows = inputs_.draws(),
+                         .last_tokens = inputs_.last_tokens()});
 }
 
 }  // namespace deepinfer

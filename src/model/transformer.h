@@ -65,8 +65,7 @@ class Model {
   // with their rows are placed next.
   Status restart(SequenceState& state, std::span<const int32_t> tokens, int64_t max_tokens);
 
-  // Memory that steps of so many rows need besides caches, and taking it before the first one.
-  int64_t step_bytes(const StepInputs::Shape& rows) const;
+  // Takes the memory that steps of so many rows need besides caches and what ops keep.
   Status reserve(const StepInputs::Shape& rows);
 
   // Runs the steps and moves the sequences forward. logits: [number of wanted rows, vocab_size], in the order of steps

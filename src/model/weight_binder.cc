@@ -62,9 +62,10 @@ Status WeightBinder::pack(const std::string& name, const ops::WeightSource& sour
   out = ops::pack_weight(stream_, source);
   if (out.data != nullptr) return Status();
   return Status(ErrorCode::kOutOfMemory,
-                fmt::format("{} [{}, {}] does not fit in the {} bytes of device memory that are free, {} bytes of "
-                            "weights are loaded; use a device with more",
-                            name, source.rows, source.cols, device_.free_bytes(), done_bytes_));
+                fmt::format("{} [{}, {}] does not fit in the {} bytes of device memory that are free, {} of {} bytes of "
+                            "weights are loaded; let the program use more of it (gpu_memory_utilization), or use a "
+                            "device with more",
+                            name, source.rows, source.cols, device_.free_bytes(), done_bytes_, total_bytes_));
 }
 
 Status WeightBinder::fp8(const std::string& prefix, int64_t rows, int64_t cols, ops::PackedWeight& out) {

@@ -27,10 +27,11 @@ struct SampleRow {
 
 struct SampleArgs {
   int32_t* tokens = nullptr;           // [num_rows]
-  int32_t* last_tokens = nullptr;      // [any]: of rows with a slot the token once more, 0 where it is -1; or absent
   MatrixView<const float> logits;      // [num_rows, vocabulary]
   const SampleRow* rows = nullptr;     // [num_rows]
   MatrixView<const uint32_t> allowed;  // bit i % 32 of word i / 32: id i may be chosen; data null: no masks
+  // Of rows with a slot, the token once more, 0 where it is -1: what the slot's next step reads. Null: nowhere.
+  int32_t* last_tokens = nullptr;  // [any]
 };
 void sample(Stream& stream, const SampleArgs& args);
 

@@ -80,8 +80,12 @@ void CudaStream::copy(void* to, const void* from, int64_t bytes) {
 Status CudaStream::synchronize() {
   DI_CHECK(!recording_, "synchronize() while recording");
   cudaError_t error = cudaStreamSynchronize(handle_);
-  return error == cudaSuccess ? Status() : device_failed(error);
+  return error == cudaSuccess ? check() : device_failed(error);
 }
+
+void CudaStream::fail(Status why) { failure_ = std::move(why); }
+
+Status CudaStream::check() { return std::exchange(failure_, Status()); }
 
 std::unique_ptr<Event> CudaStream::make_event() { return std::make_unique<CudaEvent>(); }
 
@@ -122,11 +126,18 @@ void* CudaStream::scratch(int64_t bytes) {
   DI_CUDA_CHECK(cudaStreamSynchronize(handle_));
   scratch_.reset();
   scratch_bytes_ = 0;
-  Result<std::shared_ptr<std::byte>> memory = device_.allocate(wanted);
-  DI_CHECK(memory.ok(), "scratch of an op: {}", memory.status().message());
-  scratch_ = std::move(memory).value();
+  scratch_ = allocate(wanted, "what an op keeps between its kernels (fewer max_num_batched_tokens need less)");
   scratch_bytes_ = wanted;
   return scratch_.get();
+}
+
+std::shared_ptr<std::byte> CudaStream::allocate(int64_t bytes, std::string_view purpose) {
+  Result<std::shared_ptr<std::byte>> memory = device_.allocate(bytes);
+  if (!memory.ok()) {
+    throw OutOfMemory{Status(ErrorCode::kOutOfMemory,
+                             fmt::format("no device memory for {}: {}", purpose, memory.status().message()))};
+  }
+  return std::move(memory).value();
 }
 
 }  // namespace deepinfer::cuda

@@ -4,12 +4,19 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <string_view>
+#include <utility>
 
 #include "device/stream.h"
 
 namespace deepinfer::cuda {
 
 class CudaDevice;
+
+// Thrown in ops of this backend that are refused memory. The op table catches it: nobody else sees it.
+struct OutOfMemory {
+  Status status;
+};
 
 class CudaStream final : public Stream {
  public:
@@ -20,6 +27,7 @@ class CudaStream final : public Stream {
 
   void copy(void* to, const void* from, int64_t bytes) override;
   Status synchronize() override;
+  Status check() override;
   std::unique_ptr<Event> make_event() override;
   void record(Event& event) override;
   bool can_record() const override { return true; }
@@ -31,8 +39,15 @@ class CudaStream final : public Stream {
   CudaDevice& device() const { return device_; }
   int num_sms() const { return num_sms_; }
   // Device memory for what one op keeps between its kernels, at a multiple of 256 bytes; the next op's replaces it.
-  // Grows as ops ask for more, which must not happen while recording: a step of the same shape runs once before.
+  // Grows as ops ask for more, which must not happen while recording: a step of the same shape runs once before. Throws
+  // OutOfMemory.
   void* scratch(int64_t bytes);
+  // Memory that stays, such as packed weights. Throws OutOfMemory; `purpose` goes into its message.
+  std::shared_ptr<std::byte> allocate(int64_t bytes, std::string_view purpose);
+
+  // Ops do nothing until `check` has told why.
+  void fail(Status why);
+  bool has_failed() const { return !failure_.ok(); }
 
  private:
   CudaDevice& device_;
@@ -41,6 +56,7 @@ class CudaStream final : public Stream {
   bool recording_ = false;
   std::shared_ptr<std::byte> scratch_;
   int64_t scratch_bytes_ = 0;
+  Status failure_;
 };
 
 // Ops of this backend are only ever called with its own streams.

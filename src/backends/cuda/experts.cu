@@ -25,10 +25,9 @@ ExpertMatrix matrix_of(const ops::PackedWeight& weight) {
 template <typename T>
 std::shared_ptr<std::byte> upload(CudaStream& stream, const std::vector<T>& values) {
   const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  auto memory = stream.device().allocate(bytes);
-  DI_CHECK(memory.ok(), "no device memory for the table of the experts' matrices: {}", memory.status().message());
-  stream.copy(memory.value().get(), values.data(), bytes);
-  return memory.value();
+  std::shared_ptr<std::byte> memory = stream.allocate(bytes, "the table of the experts' matrices");
+  stream.copy(memory.get(), values.data(), bytes);
+  return memory;
 }
 
 void check_shapes(const ops::ExpertsArgs& a, const Prepared& bank) {

@@ -235,10 +235,7 @@ ops::PackedWeight pack_weight(Stream& stream, const ops::WeightSource& source) {
   const int64_t num_tiles = row_tiles(weight) * column_tiles(weight);
   weight.bytes =
       source.format == WeightFormat::kF32 ? source.rows * source.cols * 4 : num_tiles * tile_bytes(source.format);
-  auto memory = cuda.device().allocate(weight.bytes);
-  DI_CHECK(memory.ok(), "no device memory for a [{}, {}] matrix: {}", source.rows, source.cols,
-           memory.status().message());
-  PackedOwner owner{memory.value(), {}};
+  PackedOwner owner{cuda.allocate(weight.bytes, fmt::format("a [{}, {}] matrix", source.rows, source.cols)), {}};
   std::byte* data = owner.memory.get();
   if (source.format == WeightFormat::kF32) {
     cuda.copy(data, source.data, weight.bytes);
