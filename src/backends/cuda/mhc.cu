@@ -1,6 +1,7 @@
 // Kernels of ops/mhc.h. Two kernels a boundary: one passes over the streams (mhc_streams.cuh: update, collapse, partial
-// projections), one ends what needs whole rows (norm and quantiser of the collapsed row; coefficients from the partial
-// sums, added in order). The same kernels with parts left out make the single ops, so the bits agree.
+// projections and squares), one ends what needs whole rows (mhc_finish.cuh: norm and quantiser of the collapsed row;
+// coefficients; from the partial sums, added in order). The same kernels with parts left out make the single ops, so the
+// bits agree.
 //
 // Floor a row of width 5120: 41 KB of streams and 10 KB of y read, 41 KB of streams and 10 KB (20 with the quantised
 // form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Very many rows go in pieces, to
@@ -50,14 +51,41 @@ bool is_fast(const Boundary& b) {
          in_fours(b.mix);
 }
 
-int64_t slices_of(const Boundary& b) { return is_fast(b) ? (b.hidden() + kMhcSlice - 1) / kMhcSlice : 1; }
+// How the sums of a boundary are cut, and where they lie.
+struct Parts {
+  bool fast = false, few = false;
+  int slices = 1;
+  float* sums = nullptr;     // [slices, rows, outputs + 1]
+  float* squares = nullptr;  // [rows, slices], of the collapsed row
+};
+
+// Of passes over the streams that do not project, all are for few rows: they have no weights to keep.
+Parts parts_of(Stream& stream, const Boundary& b) {
+  Parts parts;
+  parts.fast = is_fast(b);
+  parts.few = !b.weights || b.streams.rows <= kFewRows;
+  if (parts.fast) parts.slices = static_cast<int>((b.hidden() + kMhcSlice - 1) / kMhcSlice);
+  const int64_t cells = parts.slices * b.streams.rows, sums = b.weights ? cells * (b.h * (b.h + 2) + 1) : 0;
+  const int64_t squares = parts.fast && b.out ? cells : 0;
+  if (sums + squares == 0) return parts;
+  auto* memory = static_cast<float*>(
+      cuda_stream(stream).scratch((sums + squares) * static_cast<int64_t>(sizeof(float))));
+  parts.sums = memory;
+  if (squares > 0) parts.squares = memory + sums;
+  return parts;
+}
 
 template <bool kUpdate, bool kCollapse, bool kProject>
-void launch_streams(Stream& stream, const MhcStreamsParams& p) {
-  const int slices = (p.hidden + kMhcSlice - 1) / kMhcSlice;
-  if (!kProject || p.rows <= kFewRows) {
-    launch(stream, Start::kEarly, dim3(slices, (p.rows + kMhcWarpRows - 1) / kMhcWarpRows), kMhcGroupThreads, 0,
-           mhc_few_rows_kernel<kUpdate, kCollapse, kProject>, p);
+void launch_streams(Stream& stream, const MhcStreamsParams& p, const Parts& parts) {
+  const int slices = parts.slices;
+  if (parts.few) {
+    // Blocks in as many rows of them as run at once, one a multiprocessor; then groups in as few of a block's teams.
+    const int groups = (p.rows + kMhcGroupRows - 1) / kMhcGroupRows;
+    const int most = kProject ? std::max(1, cuda_stream(stream).num_sms() / slices) : groups;
+    const int of_block = std::clamp((groups + most - 1) / most, 1, kMhcFewGroups);
+    launch(stream, Start::kEarly, dim3(slices, (groups + of_block - 1) / of_block),
+           kMhcTeamThreads * std::min(of_block, kMhcFewTeams), 0, mhc_few_rows_kernel<kUpdate, kCollapse, kProject>, p,
+           of_block);
     return;
   }
   if constexpr (kProject) {
@@ -66,13 +94,13 @@ void launch_streams(Stream& stream, const MhcStreamsParams& p) {
         cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
     DI_CUDA_CHECK(allowed);
     // As many blocks as run at once, one a multiprocessor: the weights are split once a block.
-    const int tiles = (p.rows + kMhcGroups * kMhcWarpRows - 1) / (kMhcGroups * kMhcWarpRows);
+    const int tiles = (p.rows + kMhcTeams * kMhcTeamRows - 1) / (kMhcTeams * kMhcTeamRows);
     const int most = std::max(1, cuda_stream(stream).num_sms() / slices);
     launch(stream, Start::kEarly, dim3(slices, std::min(tiles, most)), kMhcManyThreads, sizeof(MhcShared), kKernel, p);
   }
 }
 
-void pass_streams(Stream& stream, const Boundary& b, float* sums) {
+void pass_streams(Stream& stream, const Boundary& b, const Parts& parts) {
   MhcStreamsParams p = {};
   p.streams = rows_of<Bf16>(b.streams).data;
   p.streams_stride = b.streams.stride;
@@ -83,14 +111,14 @@ void pass_streams(Stream& stream, const Boundary& b, float* sums) {
   p.pre = b.pre.data, p.post = b.post.data, p.mix = b.mix.data;
   p.pre_stride = b.pre.stride, p.post_stride = b.post.stride, p.mix_stride = b.mix.stride;
   p.fn = b.weights ? reinterpret_cast<const float*>(b.weights->fn->data.get()) : nullptr;
-  p.sums = sums;
+  p.sums = parts.sums, p.squares = parts.squares;
   p.rows = static_cast<int>(b.streams.rows);
   p.hidden = static_cast<int>(b.hidden());
-  if (b.y && b.out && b.weights) return launch_streams<true, true, true>(stream, p);
-  if (b.out && b.weights) return launch_streams<false, true, true>(stream, p);
-  if (b.weights) return launch_streams<false, false, true>(stream, p);
-  if (b.out) return launch_streams<false, true, false>(stream, p);
-  launch_streams<true, false, false>(stream, p);
+  if (b.y && b.out && b.weights) return launch_streams<true, true, true>(stream, p, parts);
+  if (b.out && b.weights) return launch_streams<false, true, true>(stream, p, parts);
+  if (b.weights) return launch_streams<false, false, true>(stream, p, parts);
+  if (b.out) return launch_streams<false, true, false>(stream, p, parts);
+  launch_streams<true, false, false>(stream, p, parts);
 }
 
 template <typename T>
@@ -113,55 +141,74 @@ void pass_streams_generic(Stream& stream, const Boundary& b, float* sums) {
   }
 }
 
+CoefficientsParams coefficients_params(const Boundary& b, const Parts& parts) {
+  const ops::MhcWeights& w = *b.weights;
+  CoefficientsParams c = {};
+  c.sums = parts.sums;
+  c.slices = parts.slices;
+  c.scale = w.scale, c.base = w.base;
+  c.pre = b.coefficients.pre, c.post = b.coefficients.post, c.mix = b.coefficients.mix;
+  c.rows = static_cast<int>(b.streams.rows);
+  c.rows_a_block = c.rows <= 128 ? 1 : coefficient_rows(b.h);  // few rows are sooner done one by one
+  c.h = static_cast<int>(b.h);
+  c.iterations = w.iterations;
+  c.eps = w.eps, c.norm_eps = w.norm_eps;
+  c.inverse_width = 1.0f / static_cast<float>(b.streams.cols);
+  return c;
+}
+
+// `threads`: of a block, of which each has `vecs` times eight channels.
 template <typename T>
-void finish(Stream& stream, const Boundary& b, const float* sums) {
+NormParams<T> norm_params(const Boundary& b, const Parts& parts, int threads, int vecs) {
+  const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
+  NormParams<T> n = {};
+  n.rows = out.data, n.stride = out.stride;
+  n.quantised = quantised.data, n.quantised_stride = quantised.stride;
+  n.weight = b.norm_weight;
+  n.squares = parts.squares;
+  n.slices = parts.slices;
+  n.width = static_cast<int>(b.hidden());
+  n.blocks_a_row = parts.squares ? (n.width + threads * vecs * kVec - 1) / (threads * vecs * kVec) : 1;
+  n.inverse_width = 1.0f / static_cast<float>(n.width);
+  n.eps = b.norm_eps;
+  n.round = b.round;
+  return n;
+}
+
+template <typename T, int kH, int kVecs>
+void launch_finish(Stream& stream, const Boundary& b, const Parts& parts, int threads) {
   CoefficientsParams c = {};
   NormParams<T> n = {};
-  int64_t coefficient_blocks = 0, norm_blocks = 0;
+  int coefficient_blocks = 0, norm_blocks = 0;
   if (b.weights) {
-    const ops::MhcWeights& w = *b.weights;
-    const int rows_a_block = b.streams.rows <= 128 ? 1 : kCoefficientRows;  // few rows are sooner done one by one
-    c = {sums,
-         static_cast<int>(slices_of(b)),
-         w.scale,
-         w.base,
-         b.coefficients.pre,
-         b.coefficients.post,
-         b.coefficients.mix,
-         static_cast<int>(b.streams.rows),
-         rows_a_block,
-         static_cast<int>(b.h),
-         w.iterations,
-         w.eps,
-         w.norm_eps,
-         static_cast<float>(b.streams.cols)};
-    coefficient_blocks = (b.streams.rows + rows_a_block - 1) / rows_a_block;
+    c = coefficients_params(b, parts);
+    coefficient_blocks = (c.rows + c.rows_a_block - 1) / c.rows_a_block;
   }
   if (b.out) {
-    const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
-    n = {out.data,   out.stride, quantised.data, quantised.stride, b.norm_weight, static_cast<int>(b.hidden()),
-         b.norm_eps, b.round};
-    norm_blocks = b.out.rows;
+    n = norm_params<T>(b, parts, threads, kVecs);
+    norm_blocks = static_cast<int>(b.out.rows) * n.blocks_a_row;
   }
-  const int vecs = b.h == kMhcStreams ? norm_vecs(b.streams.rows, b.hidden()) : kManyNormVecs;
-  const int threads = std::max(norm_threads(b.hidden(), vecs), 32 * kSumWarps);
-  const auto run = [&]<int kH>(std::integral_constant<int, kH>) {
-    auto kernel = mhc_finish_kernel<T, kH, kManyNormVecs>;
-    if constexpr (kH == kMhcStreams) {
-      if (vecs == 1) kernel = mhc_finish_kernel<T, kH, 1>;
-    }
-    launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)), threads, 0, kernel, c,
-           n, coefficient_blocks);
-  };
+  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)), threads, 0,
+         mhc_finish_kernel<T, kH, kVecs>, c, n, coefficient_blocks);
+}
+
+template <typename T>
+void finish(Stream& stream, const Boundary& b, const Parts& parts) {
+  constexpr int kLeast = 32 * kSumWarps;
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (parts.fast && parts.few) return launch_finish<T, kMhcStreams, 1>(stream, b, parts, kLeast);
+    if (parts.fast) return launch_finish<T, kMhcStreams, 2>(stream, b, parts, kNormThreads);
+  }
+  const int threads = std::max(norm_threads(b.hidden(), kManyNormVecs), kLeast);
   switch (b.h) {
     case 1:
-      return run(std::integral_constant<int, 1>());
+      return launch_finish<T, 1, kManyNormVecs>(stream, b, parts, threads);
     case 2:
-      return run(std::integral_constant<int, 2>());
+      return launch_finish<T, 2, kManyNormVecs>(stream, b, parts, threads);
     case 4:
-      return run(std::integral_constant<int, 4>());
+      return launch_finish<T, 4, kManyNormVecs>(stream, b, parts, threads);
     case 8:
-      return run(std::integral_constant<int, 8>());
+      return launch_finish<T, 8, kManyNormVecs>(stream, b, parts, threads);
     default:
       DI_CHECK(false, "{} streams: 1, 2, 4 or 8", b.h);
   }
@@ -170,18 +217,14 @@ void finish(Stream& stream, const Boundary& b, const float* sums) {
 void run(Stream& stream, const Boundary& whole) {
   for (int64_t begin = 0; begin < whole.streams.rows; begin += kRowsAtOnce) {
     const Boundary b = whole.of_rows(begin, std::min(begin + kRowsAtOnce, whole.streams.rows));
-    float* sums = nullptr;
-    if (b.weights) {
-      sums = static_cast<float*>(cuda_stream(stream).scratch(slices_of(b) * b.streams.rows * (b.h * (b.h + 2) + 1) *
-                                                             static_cast<int64_t>(sizeof(float))));
-    }
+    const Parts parts = parts_of(stream, b);
     with_element(b.streams.type, [&]<typename T>(T) {
-      if (is_fast(b)) {
-        pass_streams(stream, b, sums);
+      if (parts.fast) {
+        pass_streams(stream, b, parts);
       } else {
-        pass_streams_generic<T>(stream, b, sums);
+        pass_streams_generic<T>(stream, b, parts.sums);
       }
-      if (b.weights || b.out) finish<T>(stream, b, sums);
+      if (b.weights || b.out) finish<T>(stream, b, parts);
     });
   }
 }

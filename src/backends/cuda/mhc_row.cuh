@@ -1,5 +1,5 @@
-// What mhc_streams.cuh does with some channels of a row's four BF16 streams, in one lane: update, collapse, sum of
-// squares; and the projection of 16 rows by a warp.
+// What mhc_streams.cuh does with some channels of a row's four BF16 streams, in one lane: update, collapse, sums of
+// squares; and the projection of 8 rows by a warp.
 //
 // The projection's input is BF16 and its fp32 weights are sums of three BF16 numbers (8 + 8 + 8 of 24 bits), so tensor
 // cores multiply without loss and add in fp32.
@@ -11,10 +11,13 @@ namespace deepinfer::cuda {
 
 inline constexpr int kMhcStreams = 4;
 inline constexpr int kMhcOutputs = kMhcStreams * (kMhcStreams + 2);
-inline constexpr int kMhcSums = kMhcOutputs + 1;  // and the sum of squares
+inline constexpr int kMhcSums = kMhcOutputs + 1;  // and the sum of the streams' squares
 inline constexpr int kMhcSplits = 3;
-inline constexpr int kMhcColumnTiles = kMhcOutputs / 8;
-inline constexpr int kMhcWarpRows = 16;
+inline constexpr int kMhcTiles = 5;      // of 16 rows that hold the weights' parts
+inline constexpr int kMhcGroupRows = 8;  // that a warp multiplies at once
+inline constexpr int kMhcSpan = 32;      // channels that a warp has
+inline constexpr int kMhcSliceSpans = 4;
+inline constexpr int kMhcSlice = kMhcSliceSpans * kMhcSpan;  // channels that are summed before a row's slices are
 
 struct MhcStreamsParams {
   Bf16* streams;
@@ -27,6 +30,7 @@ struct MhcStreamsParams {
   int64_t pre_stride, post_stride, mix_stride;
   const float* fn;  // [kMhcOutputs, 4 * hidden]
   float* sums;      // [slices, rows, kMhcSums]
+  float* squares;   // of the collapsed row, [rows, slices]
   int rows;
   int hidden;
 };
@@ -36,10 +40,15 @@ struct MhcWeighing {
   float4 pre, post, mix[kMhcStreams];
 };
 
-// Updates two neighbouring channels of the streams, adds their squares to `squares` and returns their sum by pre.
+// Sums of squares of some channels: of all streams, and of the collapsed row as it is stored.
+struct MhcSquares {
+  float streams = 0, collapsed = 0;
+};
+
+// Updates two neighbouring channels of the streams, adds to the squares and returns their sum by pre.
 template <bool kUpdate, bool kCollapse>
 __device__ inline uint32_t pass_pair(uint32_t (&streams)[kMhcStreams], uint32_t y, const MhcWeighing& w,
-                                     float& squares) {
+                                     MhcSquares& squares) {
   const float pre[4] = {w.pre.x, w.pre.y, w.pre.z, w.pre.w};
   const float post[4] = {w.post.x, w.post.y, w.post.z, w.post.w};
   float v[kMhcStreams][2];
@@ -69,14 +78,18 @@ __device__ inline uint32_t pass_pair(uint32_t (&streams)[kMhcStreams], uint32_t 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (kCollapse) sum[i] = fmaf(pre[s], v[s][i], sum[i]);
-      squares = fmaf(v[s][i], v[s][i], squares);
+      squares.streams = fmaf(v[s][i], v[s][i], squares.streams);
     }
   }
-  return kCollapse ? pack_bf16(sum[0], sum[1]) : 0;
+  if (!kCollapse) return 0;
+  const uint32_t collapsed = pack_bf16(sum[0], sum[1]);
+  squares.collapsed = fmaf(low_bf16(collapsed), low_bf16(collapsed), squares.collapsed);
+  squares.collapsed = fmaf(high_bf16(collapsed), high_bf16(collapsed), squares.collapsed);
+  return collapsed;
 }
 
-// Eight channels of a row, as pairs: two of each half.
-struct MhcRow {
+// Eight neighbouring channels of a row, as pairs: two of each half.
+struct MhcUnit {
   uint32_t pairs[4][kMhcStreams];
   uint32_t y[4];
 
@@ -92,21 +105,21 @@ __device__ inline float sum_row_lanes(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
 }
 
-// Updates the lane's channels of the row, stores them and their collapse, and returns the span's sum of squares.
+// Updates the lane's channels of the row, stores them and their collapse, and returns the span's sums of squares.
 template <bool kUpdate, bool kCollapse>
-__device__ inline float pass_row(MhcRow& values, const MhcStreamsParams& p, int64_t row, int channel,
-                                 const MhcWeighing& w) {
+__device__ inline MhcSquares pass_unit(MhcUnit& unit, const MhcStreamsParams& p, int64_t row, int channel,
+                                       const MhcWeighing& w) {
+  MhcSquares squares;
   uint32_t collapsed[4];
-  float squares = 0;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) collapsed[k] = pass_pair<kUpdate, kCollapse>(values.pairs[k], values.y[k], w, squares);
+  for (int k = 0; k < 4; ++k) collapsed[k] = pass_pair<kUpdate, kCollapse>(unit.pairs[k], unit.y[k], w, squares);
   if (row < p.rows && channel < p.hidden) {
     if (kUpdate) {
       Bf16* place = p.streams + row * p.streams_stride + channel;
 #pragma unroll
       for (int s = 0; s < kMhcStreams; ++s) {
-        *reinterpret_cast<uint4*>(place + s * p.hidden) = {values.pairs[0][s], values.pairs[1][s], values.pairs[2][s],
-                                                           values.pairs[3][s]};
+        *reinterpret_cast<uint4*>(place + s * p.hidden) = {unit.pairs[0][s], unit.pairs[1][s], unit.pairs[2][s],
+                                                           unit.pairs[3][s]};
       }
     }
     if (kCollapse) {
@@ -114,7 +127,7 @@ __device__ inline float pass_row(MhcRow& values, const MhcStreamsParams& p, int6
                                                                                      collapsed[2], collapsed[3]};
     }
   }
-  return sum_row_lanes(squares);
+  return {sum_row_lanes(squares.streams), kCollapse ? sum_row_lanes(squares.collapsed) : 0.0f};
 }
 
 // One split of a weight pair: what it takes, which leaves the rest.
@@ -124,51 +137,84 @@ __device__ inline uint32_t split_pair(float& low, float& high) {
   return part;
 }
 
-// Four neighbouring channels of one output and stream are a lane's part of one product's operand; the streams' values
-// are dealt to lanes likewise. parts[0] is the largest.
-__device__ inline void split_weights(float4 w, uint2 (&parts)[kMhcSplits]) {
+// Half a span's weights of one stream, as the tensor cores take them: 72 rows, which are the three parts of 24 outputs,
+// largest first, in tiles of 16; the last half tile is empty. A lane has rows lane / 4 and lane / 4 + 8 of every tile,
+// so outputs lane / 4, lane / 4 + 8 and lane / 4 + 16 in all their parts, and four channels.
+using MhcOperand = uint4[kMhcTiles];
+using MhcWeights = float4[2][kMhcOutputs / 8];  // of both halves
+
+__device__ inline void load_weights(MhcWeights& w, const MhcStreamsParams& p, int s, int channel) {
 #pragma unroll
-  for (int split = 0; split < kMhcSplits; ++split) {
-    parts[split].x = split_pair(w.x, w.y);
-    parts[split].y = split_pair(w.z, w.w);
+  for (int o = 0; o < kMhcOutputs / 8; ++o) {
+    const int64_t row = int64_t{o * 8 + static_cast<int>(threadIdx.x) % 32 / 4} * kMhcStreams + s;
+    const auto* place = reinterpret_cast<const float4*>(p.fn + row * p.hidden + channel);
+    w[0][o] = place[0], w[1][o] = place[1];
   }
 }
 
-// Of 16 rows by all outputs, as the tensor cores deal them to lanes: rows lane / 4 and lane / 4 + 8 of the warp's. The
-// order of calls is part of the result: streams in order, of each the smallest part first.
-using MhcProducts = float[kMhcColumnTiles][4];
+__device__ inline void split_weights(MhcOperand& operand, const float4 (&w)[kMhcOutputs / 8]) {
+  uint2 parts[2 * kMhcTiles] = {};
+#pragma unroll
+  for (int o = 0; o < kMhcOutputs / 8; ++o) {
+    float4 rest = w[o];
+#pragma unroll
+    for (int split = 0; split < kMhcSplits; ++split) {
+      uint2& part = parts[split * (kMhcOutputs / 8) + o];
+      part.x = split_pair(rest.x, rest.y);
+      part.y = split_pair(rest.z, rest.w);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kMhcTiles; ++t) {
+    operand[t] = {parts[2 * t].x, parts[2 * t + 1].x, parts[2 * t].y, parts[2 * t + 1].y};
+  }
+}
 
-__device__ inline void multiply_tile(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                     const uint2& w) {
+// Of 8 rows by the 72 parts, as the tensor cores deal them to lanes: [tile][weights' row lane / 4 or 8 more, streams'
+// row lane % 4 * 2 or 1 more]. The order of calls is part of the result: streams in order, of each the first half first.
+using MhcProducts = float[kMhcTiles][4];
+
+// Half the lane's channels of row lane / 4 by a tile of a stream's weights.
+__device__ inline void multiply_unit(MhcProducts& products, const MhcUnit& unit, int s, int half, int t,
+                                     const uint4& w) {
+  float(&sum)[4] = products[t];
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(w.x), "r"(w.y));
+      : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(unit.pairs[2 * half][s]), "r"(unit.pairs[2 * half + 1][s]));
 }
 
-// Both halves of the channels of two rows a lane by one part of a column tile's weights.
-__device__ inline void multiply_rows(MhcProducts (&products)[2], int tile, const MhcRow (&rows)[2], int s,
-                                     const uint2& first, const uint2& second) {
-  const auto &a = rows[0].pairs, &b = rows[1].pairs;
-  multiply_tile(products[0][tile], a[0][s], b[0][s], a[1][s], b[1][s], first);
-  multiply_tile(products[1][tile], a[2][s], b[2][s], a[3][s], b[3][s], second);
-}
+// What a span gives to its rows' sums: the projections, the streams' squares, the collapsed squares.
+using MhcRowSums = float[kMhcSums + 1];
 
-// The lane's results into the warp's rows of sums.
-__device__ inline void store_sums(float (*rows)[kMhcSums], const MhcProducts (&products)[2],
-                                  const float (&squares)[2]) {
+// The lane's results; an output's parts are added, smallest first.
+template <bool kProject>
+__device__ inline void store_sums(MhcRowSums* rows, const MhcProducts& products, const MhcSquares& squares) {
   const int lane = threadIdx.x % 32;
+  if (lane % 4 == 0) rows[lane / 4][kMhcOutputs] = squares.streams, rows[lane / 4][kMhcSums] = squares.collapsed;
+  if (!kProject) return;
+  const auto part = [&](int block, int i) { return products[block / 2][block % 2 * 2 + i]; };
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float* row = rows[lane / 4 + 8 * i];
 #pragma unroll
-    for (int tile = 0; tile < kMhcColumnTiles; ++tile) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        row[tile * 8 + lane % 4 * 2 + j] = products[0][tile][2 * i + j] + products[1][tile][2 * i + j];
-      }
+    for (int o = 0; o < kMhcOutputs / 8; ++o) {
+      rows[lane % 4 * 2 + i][o * 8 + lane / 4] = part(6 + o, i) + part(3 + o, i) + part(o, i);
     }
-    if (lane % 4 == 0) row[kMhcOutputs] = squares[i];
+  }
+}
+
+// The sums of 8 rows from `first` on by one slice, from those of its spans: a warp a row, `warp` of `warps`.
+template <bool kCollapse, bool kProject>
+__device__ inline void write_sums(const MhcStreamsParams& p, int slice, int first,
+                                  const MhcRowSums (&sums)[kMhcSliceSpans][kMhcGroupRows], int warp, int warps) {
+  const int lane = threadIdx.x % 32;
+  const bool of_streams = kProject && lane < kMhcSums, of_collapsed = kCollapse && lane == kMhcSums;
+  for (int r = warp; r < min(kMhcGroupRows, p.rows - first); r += warps) {
+    float sum = sums[0][r][min(lane, kMhcSums)];
+#pragma unroll
+    for (int s = 1; s < kMhcSliceSpans; ++s) sum += sums[s][r][min(lane, kMhcSums)];
+    if (of_streams) p.sums[(int64_t{slice} * p.rows + first + r) * kMhcSums + lane] = sum;
+    if (of_collapsed) p.squares[int64_t{first + r} * gridDim.x + slice] = sum;
   }
 }
 
@@ -180,11 +226,11 @@ __device__ inline void fetch(void* shared, const void* from, bool present) {
 }
 __device__ inline void wait_for_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Part `thread` of fetching the coefficients of 16 rows.
+// Part `thread` of fetching the coefficients of a group's rows; it takes 48 threads.
 template <bool kUpdate, bool kCollapse>
-__device__ inline void fetch_weighing(MhcWeighing (&to)[kMhcWarpRows], const MhcStreamsParams& p, int first,
+__device__ inline void fetch_weighing(MhcWeighing (&to)[kMhcGroupRows], const MhcStreamsParams& p, int first,
                                       int thread) {
-  const int i = thread / kMhcWarpRows, r = thread % kMhcWarpRows;  // a float4 of a row
+  const int i = thread / kMhcGroupRows, r = thread % kMhcGroupRows;  // a float4 of a row
   const int64_t row = min(first + r, p.rows - 1);
   if (kCollapse && i == 0) fetch(&to[r].pre, p.pre + row * p.pre_stride, true);
   if (kUpdate && i == 1) fetch(&to[r].post, p.post + row * p.post_stride, true);

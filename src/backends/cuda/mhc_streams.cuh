@@ -1,13 +1,13 @@
 // The passes over the streams of mhc.cu for four BF16 streams: update, collapse and projection at once.
 //
 // A slice is 128 channels of every stream, a span 32 of them; a lane has eight neighbouring channels of a span, in two
-// halves. A row's sums are made from slices in order, a slice's from its spans in order, a span's from both halves:
-// whatever the number of rows and the kernel.
+// halves. A row's sums are made from slices in order, a slice's from its spans in order: whatever the number of rows
+// and the kernel.
 //
-// Few rows: a block has 16 rows of a slice, a warp a span of them. It asks for everything at once, for its weights
-// before the kernel before has ended. Many rows: a block splits the weights of its slice once, into shared memory. Each
-// of its groups of four warps, one a span, goes from 16 rows to 16 rows, which arrive in shared memory while it works
-// on those before.
+// Few rows: a block has some rows of a slice, one or two teams of four warps that take eight rows in turn, a warp a
+// span of them. It asks for its weights, and splits them, before the kernel before has ended, and then for all its rows
+// at once. Many rows: a block splits the weights of its slice once, into shared memory. Each of its teams goes from 16
+// rows to 16 rows, which arrive in shared memory while it works on those before.
 #pragma once
 
 #include "backends/cuda/launch.cuh"
@@ -15,132 +15,135 @@
 
 namespace deepinfer::cuda {
 
-inline constexpr int kMhcSlice = 128;  // channels
-inline constexpr int kMhcSpans = kMhcSlice / 32;
-inline constexpr int kMhcGroups = 4;
-inline constexpr int kMhcGroupThreads = 32 * kMhcSpans;
-inline constexpr int kMhcManyThreads = kMhcGroups * kMhcGroupThreads;
+inline constexpr int kMhcTeamThreads = 32 * kMhcSliceSpans;
+inline constexpr int kMhcFewTeams = 2, kMhcFewGroups = 3;  // most of a block
+inline constexpr int kMhcTeams = 4;
+inline constexpr int kMhcTeamRows = 2 * kMhcGroupRows;
+inline constexpr int kMhcManyThreads = kMhcTeams * kMhcTeamThreads;
 
-// The sums of 16 rows of a slice: those of its spans, in order.
-__device__ inline void write_sums(const MhcStreamsParams& p, int slice, int first,
-                                  const float (&sums)[kMhcSpans][kMhcWarpRows][kMhcSums], int thread) {
-  float* out = p.sums + (int64_t{slice} * p.rows + first) * kMhcSums;
-  const int count = min(kMhcWarpRows, p.rows - first) * kMhcSums;
-  for (int i = thread; i < count; i += kMhcGroupThreads) {
-    float sum = 0;
+template <bool kUpdate>
+__device__ inline void fetch_unit(uint4 (&to)[kMhcStreams + 1][kMhcTeamThreads], int thread, const MhcStreamsParams& p,
+                                  int row, int channel) {
+  const bool present = row < p.rows && channel < p.hidden;
+  const int64_t r = present ? row : 0, c = present ? channel : 0;
 #pragma unroll
-    for (int s = 0; s < kMhcSpans; ++s) sum += (&sums[s][0][0])[i];
-    out[i] = sum;
+  for (int s = 0; s < kMhcStreams; ++s) {
+    fetch(&to[s][thread], p.streams + r * p.streams_stride + s * p.hidden + c, present);
   }
+  if (kUpdate) fetch(&to[kMhcStreams][thread], p.y + r * p.y_stride + c, present);
 }
 
+template <bool kUpdate>
+__device__ inline void take_unit(MhcUnit& unit, const uint4 (&from)[kMhcStreams + 1][kMhcTeamThreads], int thread) {
+#pragma unroll
+  for (int s = 0; s < kMhcStreams; ++s) unit.set(s, from[s][thread]);
+  if (kUpdate) unit.set_y(from[kMhcStreams][thread]);
+}
+
+struct MhcFewShared {
+  uint4 arriving[kMhcFewGroups][kMhcStreams + 1][kMhcTeamThreads];
+  MhcWeighing weighing[kMhcFewGroups][kMhcGroupRows];
+  MhcRowSums sums[kMhcFewGroups][kMhcSliceSpans][kMhcGroupRows];
+};
+
+// A block has `groups` groups of eight rows.
 template <bool kUpdate, bool kCollapse, bool kProject>
-__global__ void __launch_bounds__(kMhcGroupThreads) mhc_few_rows_kernel(const MhcStreamsParams p) {
-  __shared__ MhcWeighing weighing[kMhcWarpRows];
-  __shared__ float sums[kMhcSpans][kMhcWarpRows][kMhcSums];
-  const int lane = threadIdx.x % 32, span = threadIdx.x / 32, slice = blockIdx.x;
-  const int channel = slice * kMhcSlice + span * 32 + lane % 4 * kVec;
-  const bool inside = channel < p.hidden;
-  float4 weights[kMhcStreams][kMhcColumnTiles][2] = {};
-  if (kProject && inside) {
+__global__ void __launch_bounds__(kMhcFewTeams* kMhcTeamThreads, 1)
+    mhc_few_rows_kernel(const MhcStreamsParams p, int groups) {
+  __shared__ MhcFewShared shared;
+  const int lane = threadIdx.x % 32, team = threadIdx.x / kMhcTeamThreads, in_team = threadIdx.x % kMhcTeamThreads;
+  const int span = in_team / 32, slice = blockIdx.x, teams = blockDim.x / kMhcTeamThreads;
+  const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
+  const int first = blockIdx.y * groups * kMhcGroupRows;
+  MhcOperand weights[kMhcStreams][2] = {};
+  if (kProject && channel < p.hidden) {
+    MhcWeights whole[kMhcStreams];
+#pragma unroll
+    for (int s = 0; s < kMhcStreams; ++s) load_weights(whole[s], p, s, channel);
 #pragma unroll
     for (int s = 0; s < kMhcStreams; ++s) {
-#pragma unroll
-      for (int tile = 0; tile < kMhcColumnTiles; ++tile) {
-        const float* place = p.fn + (int64_t{tile * 8 + lane / 4} * kMhcStreams + s) * p.hidden + channel;
-        weights[s][tile][0] = reinterpret_cast<const float4*>(place)[0];
-        weights[s][tile][1] = reinterpret_cast<const float4*>(place)[1];
-      }
+      split_weights(weights[s][0], whole[s][0]);
+      split_weights(weights[s][1], whole[s][1]);
     }
   }
   wait_for_kernel_before();
   let_next_kernel_start();
 
-  const int first = blockIdx.y * kMhcWarpRows;
-  fetch_weighing<kUpdate, kCollapse>(weighing, p, first, threadIdx.x);
-  MhcRow rows[2] = {};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t row = first + lane / 4 + 8 * i;
-    if (row >= p.rows || !inside) continue;
-    const Bf16* place = p.streams + row * p.streams_stride + channel;
-#pragma unroll
-    for (int s = 0; s < kMhcStreams; ++s) rows[i].set(s, *reinterpret_cast<const uint4*>(place + s * p.hidden));
-    if (kUpdate) rows[i].set_y(*reinterpret_cast<const uint4*>(p.y + row * p.y_stride + channel));
+  for (int g = team; g < groups; g += teams) {
+    const int row = first + g * kMhcGroupRows;
+    fetch_weighing<kUpdate, kCollapse>(shared.weighing[g], p, row, in_team);
+    fetch_unit<kUpdate>(shared.arriving[g], in_team, p, row + lane / 4, channel);
   }
   wait_for_fetches();
   __syncthreads();
-  float squares[2] = {0, 0};
+#pragma unroll 1
+  for (int g = team; g < groups; g += teams) {
+    const int row = first + g * kMhcGroupRows;
+    if (row >= p.rows) break;
+    MhcUnit unit;
+    take_unit<kUpdate>(unit, shared.arriving[g], in_team);
+    const MhcSquares squares =
+        pass_unit<kUpdate, kCollapse>(unit, p, row + lane / 4, channel, shared.weighing[g][lane / 4]);
+    MhcProducts products = {};
+    if (kProject) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (first + 8 * i >= p.rows) break;  // for all lanes
-    squares[i] =
-        pass_row<kUpdate, kCollapse>(rows[i], p, first + lane / 4 + 8 * i, channel, weighing[lane / 4 + 8 * i]);
-  }
-  if (!kProject) return;
-  MhcProducts products[2] = {};
+      for (int s = 0; s < kMhcStreams; ++s) {
 #pragma unroll
-  for (int s = 0; s < kMhcStreams; ++s) {
-    uint2 parts[kMhcColumnTiles][2][kMhcSplits];
+        for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int tile = 0; tile < kMhcColumnTiles; ++tile) {
-      split_weights(weights[s][tile][0], parts[tile][0]);
-      split_weights(weights[s][tile][1], parts[tile][1]);
-    }
-#pragma unroll
-    for (int split = kMhcSplits; split-- > 0;) {
-#pragma unroll
-      for (int tile = 0; tile < kMhcColumnTiles; ++tile) {
-        multiply_rows(products, tile, rows, s, parts[tile][0][split], parts[tile][1][split]);
+          for (int t = 0; t < kMhcTiles; ++t) multiply_unit(products, unit, s, half, t, weights[s][half][t]);
+        }
       }
     }
+    if (kCollapse || kProject) store_sums<kProject>(shared.sums[g][span], products, squares);
   }
-  store_sums(sums[span], products, squares);
-  __syncthreads();
-  write_sums(p, slice, first, sums, threadIdx.x);
+  if constexpr (kCollapse || kProject) {
+    __syncthreads();
+#pragma unroll 1
+    for (int g = 0; g < groups; ++g) {
+      write_sums<kCollapse, kProject>(p, slice, first + g * kMhcGroupRows, shared.sums[g], threadIdx.x / 32,
+                                      blockDim.x / 32);
+    }
+  }
 }
 
 struct MhcShared {
-  uint4 weights[kMhcSpans][kMhcStreams][kMhcColumnTiles][kMhcSplits][32];  // by lane: both halves' operands
-  uint4 arriving[2][kMhcStreams + 1][kMhcManyThreads];  // by the thread's own: its two rows' streams and y
-  MhcWeighing weighing[2][kMhcGroups][kMhcWarpRows];    // of these rows and the next
-  float sums[kMhcGroups][kMhcSpans][kMhcWarpRows][kMhcSums];
+  uint4 weights[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
+  uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
+  MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
+  MhcRowSums sums[kMhcTeams][2][kMhcSliceSpans][kMhcGroupRows];
 };
 
-__device__ inline void wait_for_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kMhcGroupThreads) : "memory");
-}
-
-template <bool kUpdate>
-__device__ inline void fetch_rows(MhcShared& shared, const MhcStreamsParams& p, int first, int channel) {
-  const bool inside = channel < p.hidden;
-  const int c = inside ? channel : 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t row = min(first + 8 * i, p.rows - 1);
-#pragma unroll
-    for (int s = 0; s < kMhcStreams; ++s) {
-      fetch(&shared.arriving[i][s][threadIdx.x], p.streams + row * p.streams_stride + s * p.hidden + c, inside);
-    }
-    if (kUpdate) fetch(&shared.arriving[i][kMhcStreams][threadIdx.x], p.y + row * p.y_stride + c, inside);
-  }
+__device__ inline void wait_for_team(int team) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kMhcTeamThreads) : "memory");
 }
 
 __device__ inline void split_slice(MhcShared& shared, const MhcStreamsParams& p, int slice) {
-  constexpr int kItems = kMhcSpans * kMhcStreams * kMhcColumnTiles * 32;
-  for (int item = threadIdx.x; item < kItems; item += kMhcManyThreads) {
-    const int lane = item % 32, tile = item / 32 % kMhcColumnTiles, s = item / (32 * kMhcColumnTiles) % kMhcStreams;
-    const int span = item / (32 * kMhcColumnTiles * kMhcStreams);
-    const int channel = slice * kMhcSlice + span * 32 + lane % 4 * kVec;
-    const float* place = p.fn + (int64_t{tile * 8 + lane / 4} * kMhcStreams + s) * p.hidden + channel;
-    const float4* whole = reinterpret_cast<const float4*>(place);
-    uint2 parts[2][kMhcSplits] = {};
-    if (channel < p.hidden) split_weights(whole[0], parts[0]), split_weights(whole[1], parts[1]);
+  const int lane = threadIdx.x % 32;
+  for (int item = threadIdx.x / 32; item < kMhcSliceSpans * kMhcStreams; item += kMhcManyThreads / 32) {
+    const int s = item % kMhcStreams, span = item / kMhcStreams;
+    const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
+    MhcWeights whole = {};
+    if (channel < p.hidden) load_weights(whole, p, s, channel);
 #pragma unroll
-    for (int split = 0; split < kMhcSplits; ++split) {
-      shared.weights[span][s][tile][split][lane] = {parts[0][split].x, parts[0][split].y, parts[1][split].x,
-                                                    parts[1][split].y};
+    for (int half = 0; half < 2; ++half) {
+      MhcOperand operand;
+      split_weights(operand, whole[half]);
+#pragma unroll
+      for (int t = 0; t < kMhcTiles; ++t) shared.weights[span][s][half][t][lane] = operand[t];
     }
+  }
+}
+
+template <bool kUpdate, bool kCollapse>
+__device__ inline void fetch_rows(MhcShared& shared, int buffer, int team, const MhcStreamsParams& p, int first,
+                                  int channel) {
+  const int in_team = threadIdx.x % kMhcTeamThreads, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first + kMhcGroupRows * i;
+    if (in_team < 64) fetch_weighing<kUpdate, kCollapse>(shared.weighing[buffer][team][i], p, row, in_team);
+    fetch_unit<kUpdate>(shared.arriving[team][i], in_team, p, row + lane / 4, channel);
   }
 }
 
@@ -148,54 +151,51 @@ template <bool kUpdate, bool kCollapse>
 __global__ void __launch_bounds__(kMhcManyThreads, 1) mhc_many_rows_kernel(const MhcStreamsParams p) {
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   MhcShared& shared = *reinterpret_cast<MhcShared*>(shared_bytes);
-  const int lane = threadIdx.x % 32, span = threadIdx.x / 32 % kMhcSpans, slice = blockIdx.x;
-  const int group = threadIdx.x / kMhcGroupThreads, in_group = threadIdx.x % kMhcGroupThreads;
-  const int channel = slice * kMhcSlice + span * 32 + lane % 4 * kVec;
+  const int lane = threadIdx.x % 32, team = threadIdx.x / kMhcTeamThreads, in_team = threadIdx.x % kMhcTeamThreads;
+  const int span = in_team / 32, slice = blockIdx.x;
+  const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
   split_slice(shared, p, slice);
   wait_for_kernel_before();
   let_next_kernel_start();
   __syncthreads();
 
-  const int step = gridDim.y * kMhcGroups * kMhcWarpRows;
-  int first = (group * gridDim.y + blockIdx.y) * kMhcWarpRows, buffer = 0;
-  fetch_weighing<kUpdate, kCollapse>(shared.weighing[0][group], p, first, in_group);
-  fetch_rows<kUpdate>(shared, p, first + lane / 4, channel);
+  const int step = gridDim.y * kMhcTeams * kMhcTeamRows;
+  int first = (team * gridDim.y + blockIdx.y) * kMhcTeamRows, buffer = 0;
+  fetch_rows<kUpdate, kCollapse>(shared, buffer, team, p, first, channel);
   for (; first < p.rows; first += step, buffer ^= 1) {
     wait_for_fetches();
-    wait_for_group(group);
-    MhcRow rows[2];
+    wait_for_team(team);
+    MhcUnit units[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) take_unit<kUpdate>(units[i], shared.arriving[team][i], in_team);
+    if (first + step < p.rows) fetch_rows<kUpdate, kCollapse>(shared, buffer ^ 1, team, p, first + step, channel);
+    MhcSquares squares[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int s = 0; s < kMhcStreams; ++s) rows[i].set(s, shared.arriving[i][s][threadIdx.x]);
-      if (kUpdate) rows[i].set_y(shared.arriving[i][kMhcStreams][threadIdx.x]);
-    }
-    if (first + step < p.rows) {
-      fetch_weighing<kUpdate, kCollapse>(shared.weighing[buffer ^ 1][group], p, first + step, in_group);
-      fetch_rows<kUpdate>(shared, p, first + step + lane / 4, channel);
-    }
-    float squares[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      squares[i] = pass_row<kUpdate, kCollapse>(rows[i], p, first + lane / 4 + 8 * i, channel,
-                                                shared.weighing[buffer][group][lane / 4 + 8 * i]);
+      squares[i] = pass_unit<kUpdate, kCollapse>(units[i], p, first + kMhcGroupRows * i + lane / 4, channel,
+                                                 shared.weighing[buffer][team][i][lane / 4]);
     }
     MhcProducts products[2] = {};
 #pragma unroll
     for (int s = 0; s < kMhcStreams; ++s) {
 #pragma unroll
-      for (int split = kMhcSplits; split-- > 0;) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int tile = 0; tile < kMhcColumnTiles; ++tile) {
-          const uint4 w = shared.weights[span][s][tile][split][lane];
-          multiply_rows(products, tile, rows, s, {w.x, w.y}, {w.z, w.w});
+        for (int t = 0; t < kMhcTiles; ++t) {
+          const uint4 w = shared.weights[span][s][half][t][lane];
+          multiply_unit(products[0], units[0], s, half, t, w);
+          multiply_unit(products[1], units[1], s, half, t, w);
         }
       }
     }
     // The sums of the rows before have been read: all have come past the barrier above since.
-    store_sums(shared.sums[group][span], products, squares);
-    wait_for_group(group);
-    write_sums(p, slice, first, shared.sums[group], in_group);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) store_sums<true>(shared.sums[team][i][span], products[i], squares[i]);
+    wait_for_team(team);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      write_sums<kCollapse, true>(p, slice, first + kMhcGroupRows * i, shared.sums[team][i], span, kMhcSliceSpans);
+    }
   }
 }
 
