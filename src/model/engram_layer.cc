@@ -39,14 +39,15 @@ Status EngramLookup::gather(int table, const EngramWeights& weights, StepInputs:
 void engram_layer(ForwardContext& c, const EngramWeights& weights, StepInputs::EngramCodes codes, TensorView streams) {
   Workspace& w = c.work;
   const int64_t n = c.num_tokens();
-  const TensorView rows = w.engram_rows.rows(n);
-  ops::engram_rows(
-      c.stream,
-      {.out = rows, .codes = codes.codes, .scales = codes.scales, .num_columns = c.config.engram.num_columns()});
   const TensorView quantised = c.quantised(w.engram_quantised);
-  if (quantised) ops::fake_quant(c.stream, {ops::FakeQuant::kE4m3Group32, quantised, rows});
+  const TensorView rows = quantised ? quantised : w.engram_rows.rows(n);
+  ops::engram_rows(c.stream, {.out = rows,
+                              .codes = codes.codes,
+                              .scales = codes.scales,
+                              .num_columns = c.config.engram.num_columns(),
+                              .quantise = static_cast<bool>(quantised)});
   const TensorView key_value = w.engram_key_value.rows(n);
-  const ops::LinearTask task = c.linear_task(key_value, quantised ? quantised : rows, weights.wkv);
+  const ops::LinearTask task = c.linear_task(key_value, rows, weights.wkv);
   ops::linear(c.stream, {&task, 1});
   ops::engram_apply(c.stream, {streams, key_value, weights.query_key.data(), c.config.hc_mult, c.config.rms_norm_eps,
                                c.rounding.round_to_bf16});

@@ -19,6 +19,7 @@ struct EngramRowsArgs {
   const uint8_t* scales = nullptr;    // E8M0 [any, head_dim / 32]
   const int64_t* rows = nullptr;      // [num_tokens, num_columns], device memory, or null
   int64_t num_columns = 0;
+  bool quantise = false;  // the values also go through FakeQuant::kE4m3Group32
 };
 void engram_rows(Stream& stream, const EngramRowsArgs& args);
 

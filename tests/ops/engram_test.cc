@@ -6,6 +6,7 @@
 
 #include "base/number_formats.h"
 #include "golden_json.h"
+#include "ops/elementwise.h"
 #include "ops/rigs.h"
 
 namespace deepinfer::ops {
@@ -96,6 +97,27 @@ struct Table {
 Values with_one_nan(Values values) {
   for (float& value : values) value = std::isnan(value) ? std::nanf("") : value;
   return values;
+}
+
+TEST(EngramRows, quantised_are_the_values_through_the_quantiser) {
+  Random random(3);
+  constexpr int64_t kTokens = 5, kColumns = 3, kDim = 96;
+  const Table table(random, kTokens * kColumns, kDim);
+  const auto values = [&](bool fused) {
+    return on_every_rig(kTokens, [&](const Rig& rig, int64_t begin, int64_t end) {
+      Buffer<float> rows(rig, end - begin, kColumns * kDim), quantised(rig, end - begin, kColumns * kDim);
+      const int64_t first = begin * kColumns;
+      EngramRowsArgs args{.out = fused ? quantised.view() : rows.view(),
+                          .codes = table.codes.data() + first * kDim,
+                          .scales = table.scales.data() + first * kDim / 32,
+                          .num_columns = kColumns,
+                          .quantise = fused};
+      engram_rows(*rig.stream, args);
+      if (!fused) fake_quant(*rig.stream, {FakeQuant::kE4m3Group32, quantised.view(), rows.view()});
+      return with_one_nan(quantised.values());
+    });
+  };
+  EXPECT_EQ(first_difference(values(true), values(false)), -1);
 }
 
 TEST(EngramRows, puts_the_values_of_the_named_rows_of_a_token_one_after_another) {

@@ -140,6 +140,7 @@ inline void engram_rows_kernel(Stream& stream, const ops::EngramRowsArgs& a) {
         const float scale = e8m0_to_float(*scales++);
         for (int64_t i = group; i < group + kScaled; ++i) out[i] = widen_e4m3(codes[i]) * scale;
       }
+      if (a.quantise) fake_quant_row<E4m3Group32>(out, out, dim);
     }
   });
 }

@@ -1,4 +1,5 @@
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/quantiser_reference.h"
 #include "backends/cuda/rig.h"
 
 namespace deepinfer::cuda_test {
@@ -44,6 +45,14 @@ TEST_F(CudaEngramTest, RowsComeFromDeviceOrPinnedMemoryByNumberOrInOrder) {
           }
           expect_same_bits(out.values(), want,
                            fmt::format("{} pinned {} by number {}", name_of(type), pinned, by_number), kColumns * kDim);
+          cuda::engram_rows(stream(), {.out = out.view(),
+                                       .codes = source + shift,
+                                       .scales = card_scales.data(),
+                                       .rows = by_number ? card_rows.data() : nullptr,
+                                       .num_columns = kColumns,
+                                       .quantise = true});
+          expect_same_bits(out.values(), quantise_reference(ops::FakeQuant::kE4m3Group32, want).values,
+                           fmt::format("{} quantised", name_of(type)), kColumns * kDim);
         }
       }
     }
