@@ -22,6 +22,7 @@ Command add_gpu_bench(CLI::App& parent) {
   command->add_option("--most-rows", options->most_rows, "Leave out sizes with more rows together; 0: none");
   command->add_option("--peers", options->peers_path, "Times that bench/gpu/peers.py wrote, to compare with");
   command->add_option("--json", options->json_path, "Also write the results to this file");
+  command->add_option("-m,--model", options->model, "A small model's folder, for the engine's rows");
   command->add_option("--commit", options->commit, "Named in the results");
   return [options] { return bench::run_gpu_bench(*options); };
 }

@@ -118,6 +118,30 @@ void attention_and_indexer(GoalList& g) {
              {250, 400, 520});
 }
 
+// The peer's times over ours, geometric mean over 8k, 64k and 128k scores and 1, 8 and 64 rows; NaN if one is absent.
+double top_k_speedup(const GoalList& g, const std::string& suffix) {
+  double sum = 0;
+  int count = 0;
+  for (const char* scores : {"8k", "64k", "128k"}) {
+    for (const int64_t n : {1, 8, 64}) {
+      const std::string name = fmt::format("top-k 512 of {}", scores);
+      const KernelRow* ours = g.results().find("top_k", name + suffix, n);
+      const KernelRow* peer = g.results().find("top_k", name, n);
+      if (ours == nullptr || peer == nullptr || peer->peer_us <= 0) return std::numeric_limits<double>::quiet_NaN();
+      sum += std::log(peer->peer_us / ours->timing.us), ++count;
+    }
+  }
+  return std::exp(sum / count);
+}
+
+void top_k(GoalList& g) {
+  g.at_least("11", "top-k 512, times torch.topk, without maxima", top_k_speedup(g, ""), {3, 6, 10});
+  g.at_least("11", "top-k 512, times torch.topk, with maxima", top_k_speedup(g, ", maxima"), {3, 6, 10});
+  g.at_least("11", "top-k 512 of 128k, 256 rows, efficiency", g.efficiency("top_k", "top-k 512 of 128k", 256),
+             {0.25, 0.45, 0.65});
+  g.at_least("11", "the same with maxima", g.efficiency("top_k", "top-k 512 of 128k, maxima", 256), {0.25, 0.45, 0.65});
+}
+
 void small_ops(GoalList& g) {
   const auto mhc = [&](int64_t n) { return g.us("mhc", "boundary", n); };
   g.at_most("12", "mHC boundary, 1 to 64 rows, us", worst({mhc(1), mhc(8), mhc(64)}, false), {8, 5, 3});
@@ -164,6 +188,22 @@ void composed(GoalList& g) {
   }
 }
 
+void host(GoalList& g) {
+  double idle = 0;
+  for (const EngineRow& row : g.results().engine) {
+    if (row.sequences <= 64) idle = std::max(idle, row.idle_us);
+  }
+  g.at_most("17", "card idle between steps, up to 64 sequences, us", idle, {100, 30, 10});
+  double allocations = 0;
+  for (const ScheduleRow& row : g.results().schedule) {
+    const Levels levels = row.sequences <= 256 ? Levels{300, 100, 30} : Levels{1200, 400, 120};
+    g.at_most("17", fmt::format("schedule, {} sequences, us", row.sequences), row.p50_us, levels);
+    allocations = row.allocations < 0 ? -1 : std::max(allocations, row.allocations);
+  }
+  if (g.results().schedule.empty() || allocations < 0) return;
+  g.goals.push_back({"17", "heap allocations of a step, scheduler", allocations, 64, 4, 0, false});
+}
+
 void drafts(GoalList& g) {
   const ComposedRow* plain = g.composed("decode", 1, 8192);
   const ComposedRow* verify = g.composed("verify", 6, 8192);
@@ -189,10 +229,12 @@ std::vector<Goal> goals_of(const Results& results) {
   dense(list);
   experts(list);
   attention_and_indexer(list);
+  top_k(list);
   small_ops(list);
   layers(list);
   masks(list);
   composed(list);
+  host(list);
   drafts(list);
   return std::move(list.goals);
 }

@@ -27,8 +27,9 @@ struct Section {
   void (*run)(Parts&);
 };
 constexpr Section kSections[] = {
-    {"linear", bench_linear}, {"experts", bench_experts}, {"attention", bench_attention}, {"indexer", bench_indexer},
-    {"mhc", bench_mhc},       {"head", bench_head},       {"layers", bench_layers},
+    {"linear", bench_linear},   {"experts", bench_experts}, {"attention", bench_attention},
+    {"indexer", bench_indexer}, {"top_k", bench_top_k},     {"mhc", bench_mhc},
+    {"head", bench_head},       {"layers", bench_layers},   {"host", bench_host},
 };
 
 void finish(const GpuBenchOptions& options, Results& results, int& exit_status) {
@@ -40,6 +41,7 @@ void finish(const GpuBenchOptions& options, Results& results, int& exit_status) 
   if (!options.peers_path.empty()) report(merge_peers(results, options.peers_path));
   results.goals = goals_of(results);
   print_composed(results);
+  print_host(results);
   if (!options.json_path.empty()) report(write_json(results, options.json_path));
   print_goals(results);
 }
@@ -72,7 +74,13 @@ int run_gpu_bench(const GpuBenchOptions& options) {
   if (!vendor.ok()) results.no_vendor_gemm = vendor.status().message();
   SliceWeights weights(card);
   if (options.is_quick) weights.limit_layers(4);
-  Parts parts{card, weights, vendor.ok() ? vendor.value().get() : nullptr, options.is_quick, options.most_rows};
+  Parts parts{card,
+              weights,
+              vendor.ok() ? vendor.value().get() : nullptr,
+              options.is_quick,
+              options.most_rows,
+              options.model,
+              options.allocations};
   results.ceilings.clock_before_ghz = cuda::clock_ghz(card.stream());
   measure_ceilings(parts);
   print_ceilings(results);

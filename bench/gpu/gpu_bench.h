@@ -2,6 +2,7 @@
 // against those, in one run and on random data only.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct GpuBenchOptions {
   std::string peers_path;         // what peers.py wrote, or empty
   std::string json_path;          // empty: no file
   std::string commit;             // named in the results
+  std::string model;              // a small model's folder, for the engine's rows; empty: they are left out
+  const std::atomic<int64_t>* allocations = nullptr;  // counts the program's heap allocations, or nobody does
 };
 
 // Their order is that of the run.

@@ -1,5 +1,7 @@
 #include <CLI/CLI.hpp>
 
+#include "allocation_counter.h"
+
 #include "gpu/gpu_bench.h"
 
 int main(int argc, char** argv) {
@@ -12,7 +14,9 @@ int main(int argc, char** argv) {
   app.add_option("--most-rows", options.most_rows, "Leave out sizes with more rows together; 0: none");
   app.add_option("--peers", options.peers_path, "Times that bench/gpu/peers.py wrote");
   app.add_option("--json", options.json_path, "Also write the results to this file");
+  app.add_option("--model", options.model, "A small model's folder, for the engine's rows");
   app.add_option("--commit", options.commit, "Named in the results");
   CLI11_PARSE(app, argc, argv);
+  options.allocations = &deepinfer::allocation_count;
   return deepinfer::bench::run_gpu_bench(options);
 }

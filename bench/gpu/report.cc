@@ -100,6 +100,13 @@ Status write_json(const Results& r, const std::string& path) {
                                 {"floor_ms", row.floor_ms},
                                 {"not_measured", row.missing}});
   }
+  for (const ScheduleRow& row : r.schedule) {
+    json["schedule"].push_back(
+        {{"sequences", row.sequences}, {"p50_us", row.p50_us}, {"allocations_a_step", row.allocations}});
+  }
+  for (const EngineRow& row : r.engine) {
+    json["engine"].push_back({{"sequences", row.sequences}, {"step_us", row.step_us}, {"idle_us", row.idle_us}});
+  }
   for (const Goal& g : r.goals) {
     json["goals"].push_back({{"stage", g.stage},
                              {"name", g.name},

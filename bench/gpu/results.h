@@ -55,6 +55,20 @@ struct ComposedRow {
   std::string missing;  // parts that were not measured
 };
 
+// The scheduler's part of a step.
+struct ScheduleRow {
+  int64_t sequences = 0;
+  double p50_us = 0;
+  double allocations = -1;  // of the heap, a step; -1: not counted
+};
+
+// Steps of the engine on a small model, means: on the card, and the card's idle time before them.
+struct EngineRow {
+  int64_t sequences = 0;
+  double step_us = 0;
+  double idle_us = 0;
+};
+
 struct Goal {
   std::string stage, name;
   double value = 0;
@@ -69,6 +83,9 @@ struct Results {
   std::string no_vendor_gemm;  // why the matrix rate is the datasheet's share and peers are absent
   std::vector<KernelRow> rows;
   std::vector<ComposedRow> composed;
+  std::vector<ScheduleRow> schedule;
+  std::vector<EngineRow> engine;
+  std::string no_engine;  // why it could not be made
   std::vector<Goal> goals;
 
   // The row, or null if it was not measured.

@@ -2,6 +2,7 @@
 // outputs poisoned before, and adds rows to the card's results. An op that the table lacks is named there as missing.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,11 @@ namespace deepinfer::bench {
 struct Parts {
   Card& card;
   SliceWeights& weights;
-  cuda::VendorGemm* vendor = nullptr;  // null: not installed
-  bool is_quick = false;               // fewer sizes
-  int64_t most_rows = 0;               // no more rows together than this; 0: all sizes
+  cuda::VendorGemm* vendor = nullptr;                 // null: not installed
+  bool is_quick = false;                              // fewer sizes
+  int64_t most_rows = 0;                              // no more rows together than this; 0: all sizes
+  std::string model;                                  // a folder for the engine's rows; empty: none
+  const std::atomic<int64_t>* allocations = nullptr;  // of the heap so far; null: nobody counts
 
   // Those of `rows` that are asked for.
   std::vector<int64_t> sizes(std::vector<int64_t> rows) const {
@@ -30,10 +33,15 @@ void bench_linear(Parts& parts);
 void bench_experts(Parts& parts);
 void bench_attention(Parts& parts);
 void bench_indexer(Parts& parts);
+void bench_top_k(Parts& parts);  // selection by itself
 void bench_mhc(Parts& parts);
 void bench_head(Parts& parts);  // and sampling
 // Layers of every kind, Engram and head as the model calls them; then whole steps composed of them.
 void bench_layers(Parts& parts);
+
+// The scheduler, and the engine on parts.model. Their rows are not of kernels and printed by themselves.
+void bench_host(Parts& parts);
+void print_host(const Results& results);
 
 // The first of `ops` (name, whether it is there) that is absent, as a row's check; empty if all are there.
 std::string missing(const std::vector<std::pair<const char*, bool>>& ops);

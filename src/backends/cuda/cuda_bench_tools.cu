@@ -4,6 +4,7 @@
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_stream.h"
+#include "backends/cuda/top_k.cuh"
 
 namespace deepinfer::cuda {
 namespace {
@@ -164,6 +165,24 @@ int64_t count_kernels(Stream& stream, const std::function<void()>& body) {
   }
   DI_CUDA_CHECK(cudaGraphDestroy(graph));
   return kernels;
+}
+
+void select_largest(Stream& stream, const SelectCall& call) {
+  TopKParams p;
+  p.choice.blocks = call.tables;
+  p.choice.positions = call.last_row;
+  // They are read only.
+  p.scores.values = const_cast<uint32_t*>(call.scores);
+  p.scores.maxima = const_cast<uint32_t*>(call.maxima);
+  p.scores.stride = call.count;
+  p.scores.maxima_stride = call.count / kMaximaRows;
+  p.scores.rows = call.rows;
+  p.has_maxima = call.maxima != nullptr;
+  p.k = call.k;
+  p.selected = call.selected;
+  p.selected_stride = call.k;
+  p.num_selected = call.num_selected;
+  launch_top_k(stream, p, call.count);
 }
 
 void launch_empty(Stream& stream, int num_blocks) {

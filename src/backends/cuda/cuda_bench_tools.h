@@ -60,6 +60,19 @@ enum class RandomKind {
 };
 void fill_random(Stream& stream, void* to, int64_t bytes, RandomKind kind, uint64_t seed);
 
+// The k largest of each row's scores, as index_select selects them once it has scores: ordered integers, and maxima
+// over runs of eight of them or none. A step of selection by itself, to compare with others'.
+struct SelectCall {
+  const uint32_t* scores = nullptr;           // [rows, count]
+  const uint32_t* maxima = nullptr;           // [rows, count / 8], or null
+  const int64_t* last_row = nullptr;          // [rows]: count - 1
+  std::byte* const* const* tables = nullptr;  // [rows], not null
+  int64_t rows = 0, count = 0, k = 0;         // count: a multiple of 64
+  int32_t* selected = nullptr;                // [rows, k], ascending
+  int32_t* num_selected = nullptr;            // [rows]
+};
+void select_largest(Stream& stream, const SelectCall& call);
+
 // out = a . b^T in BF16 with fp32 sums, [m, n] = [m, k] . [n, k]^T; of a batch, the next one's operands lie further by
 // the step. Strides and steps in elements; a stride of 0 stands for rows without gaps.
 struct GemmCall {
