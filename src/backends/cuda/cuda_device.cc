@@ -37,8 +37,9 @@ Status check_card(const CardFacts& facts) {
   }
   if (facts.major != 9 || facts.minor != 0) {
     return unsupported(
-        "device cuda: {} has compute capability {}.{}; this build's kernels use wgmma and other instructions of "
-        "capability 9.0 (H100, H200, GH200) alone; choose such a card with CUDA_VISIBLE_DEVICES, or use --device cpu",
+        "device cuda: {} has compute capability {}.{} and lacks wgmma, the instruction that this build's products, "
+        "attention, index scores and experts are made of; only capability 9.0 has it (H100, H200, GH200): choose such "
+        "a card with CUDA_VISIBLE_DEVICES, or use --device cpu",
         facts.name, facts.major, facts.minor);
   }
   return Status();

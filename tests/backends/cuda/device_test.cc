@@ -26,8 +26,10 @@ TEST(CardCheck, NamesWhatIsMissingAndARemedy) {
   facts.name = "NVIDIA A100-SXM4-80GB";
   facts.major = 8;
   EXPECT_THAT(cuda::check_card(facts).message(), HasSubstr("NVIDIA A100-SXM4-80GB has compute capability 8.0"));
+  facts.name = "NVIDIA B200";
   facts.major = 10;
   EXPECT_EQ(cuda::check_card(facts).code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(cuda::check_card(facts).message(), HasSubstr("NVIDIA B200 has compute capability 10.0 and lacks wgmma"));
   EXPECT_THAT(cuda::check_card(facts).message(), HasSubstr("--device cpu"));
 }
 
@@ -106,6 +108,38 @@ TEST_F(CudaDeviceTest, ReplaysRecordedWorkOverWhateverTheMemoryHoldsByThen) {
     stream().launch(*graph);
     EXPECT_EQ(to.values(), values);
   }
+}
+
+TEST_F(CudaDeviceTest, AnOpThatIsRefusedMemoryFailsTheStreamOnceAndNotTheProgram) {
+  const std::vector<std::byte> zeros(64 << 20);
+  const ops::WeightSource source{ops::WeightFormat::kF32, 4096, 4096, zeros.data()};
+  {
+    const std::shared_ptr<std::byte> most = device().allocate(device().free_bytes() - (32 << 20)).value();
+    EXPECT_EQ(ops::pack_weight(stream(), source).data, nullptr);
+    EXPECT_EQ(ops::pack_weight(stream(), {ops::WeightFormat::kF32, 32, 32, source.data}).data, nullptr);
+    const Status told = stream().synchronize();
+    EXPECT_EQ(told.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(told.message(), HasSubstr("a [4096, 4096] matrix"));
+    EXPECT_THAT(told.message(), HasSubstr("MiB are left"));
+    EXPECT_THAT(told.message(), HasSubstr("gpu_memory_utilization"));
+    EXPECT_TRUE(stream().synchronize().ok());
+  }
+  EXPECT_NE(ops::pack_weight(stream(), source).data, nullptr);
+  EXPECT_TRUE(stream().check().ok());
+}
+
+TEST_F(CudaDeviceTest, EventsAreReachedInOrderAndTellTheTimeBetweenThem) {
+  const std::unique_ptr<Event> first = stream().make_event(), second = stream().make_event();
+  EXPECT_TRUE(first->reached().value()) << "never recorded";
+  const OnCard<uint8_t> from = upload(std::vector<uint8_t>(256 << 20)), to = upload(std::vector<uint8_t>(256 << 20));
+  stream().record(*first);
+  for (int i = 0; i < 20; ++i) stream().copy(to.data(), from.data(), 256 << 20);
+  stream().record(*second);
+  EXPECT_FALSE(second->reached().value()) << "ten gigabytes moved at once";
+  ASSERT_TRUE(second->wait().ok());
+  EXPECT_TRUE(first->reached().value() && second->reached().value());
+  EXPECT_GT(second->seconds_since(*first), 20.0 * (256 << 20) / 10e12);
+  EXPECT_LT(second->seconds_since(*first), 1);
 }
 
 TEST_F(CudaDeviceTest, KeepsTheScratchOfARecordingWhenItGrowsLater) {

@@ -65,7 +65,7 @@ std::string describe(const ops::SampleRow& r) {
 class SamplingTest : public CudaTest {
  protected:
   // `stride` 0: rows without gaps.
-  std::vector<int32_t> choose(const Batch& batch, int64_t stride = 0) {
+  std::vector<int32_t> choose(const Batch& batch, int64_t stride = 0, int32_t* last_tokens = nullptr) {
     const auto num_rows = static_cast<int64_t>(batch.rows.size());
     if (stride == 0) stride = batch.vocabulary;
     Floats flat(num_rows * stride, NAN);
@@ -79,6 +79,7 @@ class SamplingTest : public CudaTest {
     const OnCard<int32_t> tokens = upload(std::vector<int32_t>(num_rows, -77));
     ops::SampleArgs args;
     args.tokens = tokens.data();
+    args.last_tokens = last_tokens;
     args.logits = {logits.data(), num_rows, batch.vocabulary, stride};
     args.rows = rows.data();
     if (!masks.empty())
@@ -268,6 +269,21 @@ TEST_F(SamplingTest, ChoosesTheSameForARowAloneAndInAnyBatch) {
   for (const size_t r : {0, 1, 2, 3, 100, 254, 255}) EXPECT_EQ(choose(batch.slice(r, r + 1))[0], together[r]) << r;
   const std::vector<int32_t> middle = choose(batch.slice(40, 57));
   for (size_t r = 40; r < 57; ++r) EXPECT_EQ(middle[r - 40], together[r]) << r;
+}
+
+TEST_F(SamplingTest, PutsTheTokenOnceMoreWhereItsSlotIs) {
+  Batch batch;
+  std::vector<int32_t> want(70, -9);
+  for (int r = 0; r < 40; ++r) {
+    // Every way through the kernel.
+    batch.add(spread_logits(3000), way(r % 4 == 0 ? 0 : 1, r % 4 == 1 ? 50 : r % 4 == 2 ? 400 : 0, r % 3 ? 1 : 0.8, 0));
+    if (r % 10 == 7) batch.logits.back()[r] = NAN;
+    batch.rows.back().slot = r % 5 == 0 ? -1 : 69 - r;
+    if (r % 5 != 0) want[69 - r] = std::max(expected_token(batch, r), 0);
+  }
+  const OnCard<int32_t> last_tokens = upload(std::vector<int32_t>(70, -9));
+  choose(batch, 0, last_tokens.data());
+  EXPECT_EQ(last_tokens.values(), want);
 }
 
 TEST_F(SamplingTest, PaddingRowsLeaveTheOthersAlone) {
