@@ -185,9 +185,12 @@ void LayerSlice::select(LayerKind kind) {
   const int64_t ratio = kind == LayerKind::kFull2 ? 2 : 1;
   const TensorView q = index_query_.all();
   const int64_t tokens = caches_.positions.size();
-  ops::rope(card_.stream(), {q, kIndexHeads, caches_.cosine.matrix(tokens).row_range(0, n_),
-                             caches_.sine.matrix(tokens).row_range(0, n_), false, true});
-  ops::fake_quant(card_.stream(), {ops::FakeQuant::kE2m1Group32, q, q});
+  ops::rope(card_.stream(), {.data = q,
+                             .num_heads = kIndexHeads,
+                             .cosine = caches_.cosine.matrix(tokens).row_range(0, n_),
+                             .sine = caches_.sine.matrix(tokens).row_range(0, n_),
+                             .round_to_bf16 = true,
+                             .quantise = ops::FakeQuant::kE2m1Group32});
   ops::IndexSelectArgs args{.selected = selected_.matrix(n_),
                             .num_selected = num_selected_.data(),
                             .q = q,
@@ -271,10 +274,14 @@ void LayerSlice::attention(LayerKind kind, const LayerPart& layer) {
 }
 
 void LayerSlice::experts(const LayerPart& layer, int64_t number) {
-  const MatrixView<float> logits = router_logits_.matrix(n_);
-  const ops::LinearTask gate = task_f32(logits, u_.all(), layer.gate);
-  ops::linear(card_.stream(), {&gate, 1});
-  ops::route(card_.stream(), {routed_.matrix(n_), route_weights_.matrix(n_), logits, weights_.zeros(), 1, true, 1.5f});
+  ops::route(card_.stream(), {.experts = routed_.matrix(n_),
+                              .weights = route_weights_.matrix(n_),
+                              .logits = router_logits_.matrix(n_),
+                              .bias = weights_.zeros(),
+                              .scaling = 1.5f,
+                              .gate = &layer.gate,
+                              .in = u_.all(),
+                              .input_is_bf16 = true});
   ops::experts(card_.stream(), {y_.all(), u_quantised_.all(), draws_.experts(number), draws_.weights(number),
                                 &layer.bank, kSwigluLimit, true, true});
 }

@@ -18,8 +18,12 @@ void select_rows(ForwardContext& c, int layer, const RopeAngles& angles) {
   const LayerRole& role = c.plan.layers[layer];
   const int64_t n = c.num_tokens();
   const TensorView q = w.index_query.rows(n);
-  ops::rope(c.stream, {q, config.index_n_heads, angles.cosine, angles.sine, false, c.rounding.round_to_bf16});
-  if (c.rounding.quantise_caches) ops::fake_quant(c.stream, {ops::FakeQuant::kE2m1Group32, q, q});
+  ops::rope(c.stream, {.data = q,
+                       .num_heads = config.index_n_heads,
+                       .cosine = angles.cosine,
+                       .sine = angles.sine,
+                       .round_to_bf16 = c.rounding.round_to_bf16,
+                       .quantise = c.cache_quantiser(ops::FakeQuant::kE2m1Group32)});
 
   c.selection.rows = w.selected.rows(n);
   c.selection.num_rows = w.num_selected.rows(n).data;

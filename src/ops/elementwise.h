@@ -17,15 +17,15 @@ namespace deepinfer::ops {
 
 // out[t, s, :] = table[tokens[t], :] for every stream s.
 struct EmbedArgs {
-  TensorView out;                     // [num_tokens, num_streams * hidden]
-  const int32_t* tokens = nullptr;    // [num_tokens], each in [0, vocabulary)
-  const std::byte* table = nullptr;   // BF16 [vocabulary, hidden], row-major, any alignment
+  TensorView out;                    // [num_tokens, num_streams * hidden]
+  const int32_t* tokens = nullptr;   // [num_tokens], each in [0, vocabulary)
+  const std::byte* table = nullptr;  // BF16 [vocabulary, hidden], row-major, any alignment
   int64_t hidden = 0;
 };
 void embed(Stream& stream, const EmbedArgs& args);
 
-// out = weight * in / sqrt(mean(in^2) + eps), one statistic a row. `out` may be `in`. With `quantised`, also out through
-// FakeQuant::kE4m3Group32.
+// out = weight * in / sqrt(mean(in^2) + eps), one statistic a row. `out` may be `in`. With `quantised`, also out
+// through FakeQuant::kE4m3Group32.
 struct RmsNormArgs {
   TensorView out;      // [num_rows, width]
   ConstTensorView in;  // [num_rows, width], width % 16 == 0; with `quantised` % 32 == 0
@@ -61,7 +61,8 @@ struct RopeAnglesArgs {
 };
 void rope_angles(Stream& stream, const RopeAnglesArgs& args);
 
-// Rotates the last 2 * num_pairs channels of each head, adjacent channels forming a pair, in place.
+// Rotates the last 2 * num_pairs channels of each head, adjacent channels forming a pair, in place. With `quantise` the
+// rows then become fake_quant of them.
 struct RopeArgs {
   TensorView data;  // [num_rows, num_heads * head_dim]
   int64_t num_heads = 1;
@@ -69,6 +70,7 @@ struct RopeArgs {
   MatrixView<const float> sine;    // [num_rows, num_pairs]
   bool inverse = false;
   bool round_to_bf16 = false;
+  std::optional<FakeQuant> quantise = std::nullopt;  // head_dim a multiple of the group
 };
 void rope(Stream& stream, const RopeArgs& args);
 
@@ -94,8 +96,8 @@ void gather_rows(Stream& stream, const GatherRowsArgs& args);
 // Writes the rows of tokens that close a group of `ratio` (positions[t] + 1 divisible by it): in[t] becomes row
 // positions[t] / ratio of the token's table. Other tokens and padding rows write nothing. With `cosine` the row is
 // rotated first (rope, one head). With `quantise` the row's values are those of the quantiser. A packed type holds the
-// values of its own quantiser without loss, whether or not it is asked for: codes and scales come from `in`. (Never from
-// the values: a small E4M3 scale is not found again in what it made.) Values of another quantiser, or of none, are
+// values of its own quantiser without loss, whether or not it is asked for: codes and scales come from `in`. (Never
+// from the values: a small E4M3 scale is not found again in what it made.) Values of another quantiser, or of none, are
 // quantised once more, by the type's own.
 struct WriteRowsArgs {
   ConstTensorView in;  // [num_tokens, width], finite for packed types

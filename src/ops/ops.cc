@@ -100,6 +100,8 @@ void rope_angles(Stream& stream, const RopeAnglesArgs& args) {
 void rope(Stream& stream, const RopeArgs& args) {
   DI_CHECK(args.num_heads >= 1 && args.data.cols % args.num_heads == 0, "rope: {} channels in {} heads", args.data.cols,
            args.num_heads);
+  DI_CHECK(!args.quantise || args.data.cols / args.num_heads % quantiser_group(*args.quantise) == 0,
+           "rope: heads of {} channels quantised", args.data.cols / args.num_heads);
   check_given(args.cosine.data, args.data.rows, "angles", "rope");
   check_angles(args.cosine, args.sine, args.data.rows, args.data.cols / args.num_heads, "rope");
   call(stream.ops().rope, "rope", stream, args);
@@ -249,6 +251,12 @@ void route(Stream& stream, const RouteArgs& args) {
   check_same_shape(args.experts, args.weights, "route");
   check_rows(args.experts, args.logits, "route");
   DI_CHECK(args.experts.cols <= args.logits.cols, "route: top {} of {}", args.experts.cols, args.logits.cols);
+  if (args.gate != nullptr) {
+    check_rows(args.in, args.logits, "route");
+    DI_CHECK(args.gate->rows == args.logits.cols && args.gate->cols == args.in.cols,
+             "route: a gate of [{}, {}] for {} experts and rows of {}", args.gate->rows, args.gate->cols,
+             args.logits.cols, args.in.cols);
+  }
   call(stream.ops().route, "route", stream, args);
 }
 

@@ -260,7 +260,7 @@ class SeparateMemoryDevice final : public Device {
     check(a.positions), check_if(a.candidates.data), check_if(a.num_candidates);
   }
   void check(const ops::RouteArgs& a) const {
-    check(a.experts.data), check(a.weights.data), check(a.logits.data), check(a.bias);
+    check(a.experts.data), check(a.weights.data), check(a.logits.data), check(a.bias), check_if(a.in.data);
   }
   void check(const ops::ExpertsArgs& a) const {
     check(a.out.data), check(a.in.data), check(a.experts.data), check(a.weights.data);

@@ -257,6 +257,25 @@ TEST(Rope, turns_the_last_channels_of_each_head_and_leaves_the_others) {
   }
 }
 
+TEST(Rope, with_a_quantiser_gives_the_bits_of_the_quantiser_after_it) {
+  Random random(6);
+  constexpr int64_t kRows = 5, kPairs = 8, kHeads = 3, kHeadDim = 64;
+  Values cosine, sine;
+  for (const float a : random.normals(kRows * kPairs, 3)) cosine.push_back(std::cos(a)), sine.push_back(std::sin(a));
+  const Values x = random.normals(kRows * kHeads * kHeadDim, 2);
+  for (const FakeQuant kind : kKinds) {
+    const Values out = on_every_rig(kRows, [&](const Rig& rig, int64_t begin, int64_t end) {
+      Buffer<float> data(rig, kHeads * kHeadDim, rows_of(x, kHeads * kHeadDim, begin, end));
+      Buffer<float> c(rig, kPairs, rows_of(cosine, kPairs, begin, end)),
+          s(rig, kPairs, rows_of(sine, kPairs, begin, end));
+      rope(*rig.stream, {data.view(), kHeads, c.view(), s.view(), false, true, kind});
+      return data.values();
+    });
+    EXPECT_EQ(first_difference(out, quantised(kind, rope_on_every_rig(x, kHeads, cosine, sine, kRows, false, true))),
+              -1);
+  }
+}
+
 Values swiglu_on_every_rig(const Values& gate, const Values& up, const Values* weight, float limit, int64_t width,
                            bool round) {
   return on_every_rig(gate.size() / width, [&](const Rig& rig, int64_t begin, int64_t end) {

@@ -104,6 +104,41 @@ TEST(Route, survives_logits_of_any_size) {
   EXPECT_NEAR(routing.weights[6] / 1e15f, 1, 1e-6);
 }
 
+TEST(Route, with_a_gate_goes_by_the_logits_that_linear_gives) {
+  Random random(2);
+  constexpr int64_t kTokens = 5, kExperts = 24, kHidden = 96, kTopK = 4;
+  const Values x = rounded(random.normals(kTokens * kHidden)), gate = random.normals(kExperts * kHidden, 0.1f);
+  const Values bias = random.normals(kExperts, 0.1f);
+  const auto run = [&](bool with_gate) {
+    return on_every_rig(kTokens, [&](const Rig& rig, int64_t begin, int64_t end) {
+      const PackedWeight weight = pack_weight(
+          *rig.stream, {WeightFormat::kF32, kExperts, kHidden, reinterpret_cast<const std::byte*>(gate.data())});
+      Buffer<float> in(rig, kHidden, rows_of(x, kHidden, begin, end)), logits(rig, end - begin, kExperts);
+      Buffer<int32_t> experts(rig, end - begin, kTopK);
+      Buffer<float> weights(rig, end - begin, kTopK);
+      RouteArgs args{experts.view(), weights.view(), logits.view(), bias.data()};
+      args.gate = &weight, args.in = in.view(), args.input_is_bf16 = true;
+      if (!with_gate) {
+        const LinearTask product = args.product();
+        linear(*rig.stream, {&product, 1});
+        args.gate = nullptr;
+      }
+      route(*rig.stream, args);
+      Values both = weights.values();
+      for (const int32_t expert : experts.values()) both.push_back(static_cast<float>(expert));
+      // Row by row, for rows may be computed apart.
+      Values out;
+      for (int64_t t = 0; t < end - begin; ++t) {
+        for (const int64_t first : {t * kTopK, (end - begin + t) * kTopK}) {
+          out.insert(out.end(), both.begin() + first, both.begin() + first + kTopK);
+        }
+      }
+      return out;
+    });
+  };
+  EXPECT_EQ(first_difference(run(true), run(false)), -1);
+}
+
 // Random experts and tokens that were routed to them.
 struct Bank {
   int64_t num_experts, hidden, inner, top_k, num_tokens;

@@ -105,18 +105,6 @@ inline void rotate_heads(float* row, int64_t num_heads, int64_t head_dim, const 
   }
 }
 
-inline void rope_kernel(Stream& stream, const ops::RopeArgs& a) {
-  const MatrixView<float> data = a.data.f32();
-  const int64_t head_dim = data.cols / a.num_heads;
-  const int64_t pairs = a.cosine.cols;
-  const float sign = a.inverse ? -1.0f : 1.0f;
-  for_ranges(stream, data.rows, rows_per_task(a.num_heads * pairs * 2), [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      rotate_heads(data.row(r), a.num_heads, head_dim, a.cosine.row(r), a.sine.row(r), pairs, sign, a.round_to_bf16);
-    }
-  });
-}
-
 inline void swiglu_kernel(Stream& stream, const ops::SwigluArgs& a) {
   const float limit = a.limit;
   const MatrixView<float> result = a.out.f32();
@@ -183,7 +171,6 @@ inline void fill_elementwise(ops::OpTable& table) {
   table.embed = embed_kernel;
   table.rms_norm = rms_norm_kernel;
   table.rope_angles = rope_angles_kernel;
-  table.rope = rope_kernel;
   table.swiglu = swiglu_kernel;
   table.gather_rows = gather_rows_kernel;
   table.compress = compress_kernel;

@@ -14,6 +14,10 @@ inline float sqrt_softplus(float x) {
 inline void route_kernel(Stream& stream, const ops::RouteArgs& a) {
   const int64_t num_experts = a.logits.cols;
   const int64_t top_k = a.experts.cols;
+  if (a.gate != nullptr) {
+    const ops::LinearTask product = a.product();
+    stream.ops().linear(stream, {&product, 1});
+  }
   for_ranges(stream, a.logits.rows, rows_per_task(num_experts * 32), [&](int64_t begin, int64_t end, int thread) {
     float* scores = cpu_stream(stream).thread_scratch(thread).get<float>(3 * num_experts);
     float* biased = scores + num_experts;

@@ -1,5 +1,5 @@
-// Cached rows of every type: fake quantisation, writing, and reading as fp32 for the kernels that attend and select.
-// Included by vector_ops_*.cc, once a processor level.
+// Cached rows of every type: rotation, fake quantisation, writing, and reading as fp32 for the kernels that attend and
+// select. Included by vector_ops_*.cc, once a processor level.
 #pragma once
 
 #include <cstring>
@@ -28,6 +28,22 @@ inline void fake_quant_kernel(Stream& stream, const ops::FakeQuantArgs& a) {
     with_quantiser(a.kind, [&]<typename Quantiser>(Quantiser) {
       for (int64_t r = begin; r < end; ++r) fake_quant_row<Quantiser>(out.row(r), in.row(r), in.cols);
     });
+  });
+}
+
+inline void rope_kernel(Stream& stream, const ops::RopeArgs& a) {
+  const MatrixView<float> data = a.data.f32();
+  const int64_t head_dim = data.cols / a.num_heads;
+  const int64_t pairs = a.cosine.cols;
+  const float sign = a.inverse ? -1.0f : 1.0f;
+  for_ranges(stream, data.rows, rows_per_task(a.num_heads * pairs * 2), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      rotate_heads(data.row(r), a.num_heads, head_dim, a.cosine.row(r), a.sine.row(r), pairs, sign, a.round_to_bf16);
+      if (!a.quantise) continue;
+      with_quantiser(*a.quantise, [&]<typename Quantiser>(Quantiser) {
+        fake_quant_row<Quantiser>(data.row(r), data.row(r), data.cols);
+      });
+    }
   });
 }
 
@@ -179,6 +195,7 @@ inline const float* read_row(const ops::RowTable& table, int64_t row, float* buf
 
 inline void fill_rows(ops::OpTable& table) {
   table.fake_quant = fake_quant_kernel;
+  table.rope = rope_kernel;
   table.write_rows = write_rows_kernel;
   table.latents = latents_kernel;
 }

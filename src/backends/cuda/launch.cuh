@@ -1,5 +1,12 @@
-// Launches of kernels. With kEarly the kernel's blocks may start while the kernel before still ends: the kernel calls
+// Launches of kernels. With kEarly the kernel's blocks may start while the kernel before still runs: the kernel calls
 // wait_for_kernel_before() before it touches anything that work before it reads or writes, in every block.
+//
+// A kernel lets the next one start once it has waited itself. Sooner would be right too, where the next one relies on
+// nothing but weights until it has waited: a kernel ends only when it has waited, so whoever waits comes after all that
+// were launched before. But kernels then start several ahead, and what they fetch meanwhile holds up those that run:
+// with all of them sooner a layer of one token took 161 us instead of 156, one of eight tokens 382 instead of 366
+// (H200). It pays where a product of many weights follows a short kernel: latents.cu, route_few.cu (1 us each), and
+// products themselves do it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,7 +44,7 @@ inline dim3 blocks_for(int64_t work, int threads) {
 }
 
 __device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// The kernel after may start its blocks; it still waits for all of this one.
+// The kernel after may start its blocks once all blocks of this one have said so; it still waits for all of this one.
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace deepinfer::cuda

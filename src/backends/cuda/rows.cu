@@ -26,22 +26,27 @@ __global__ void rope_angles_kernel(MatrixView<float> cosine, MatrixView<float> s
   sine.data[r * sine.stride + j] = static_cast<float>(s);
 }
 
+// Of every head the last `touched` channels: those that are rotated, or all if they are quantised.
 template <typename T>
-__global__ void rope_kernel(Rows<T> data, int64_t num_rows, int num_heads, int head_dim, Angles angles, float sign,
-                            bool round) {
+__global__ void rope_kernel(Rows<T> data, int64_t num_rows, int num_heads, int head_dim, int touched, Angles angles,
+                            float sign, bool round, Before quantise) {
   wait_for_kernel_before();
   let_next_kernel_start();
   const int64_t vec = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x;
-  const int vecs = num_heads * (angles.channels / kVec);  // of a row
+  const int vecs = num_heads * (touched / kVec);  // of a row
   const int64_t r = vec / vecs;
-  if (r >= num_rows) return;
   const int in_row = static_cast<int>(vec % vecs);
-  const int head = in_row / (angles.channels / kVec), c = in_row % (angles.channels / kVec) * kVec;
-  T* place = data.row(r) + (head + 1) * head_dim - angles.channels + c;
-  float v[8];
-  load8(place, v);
-  rotate8(v, load_angles8(angles, r, c), sign, round);
-  store8(place, v);
+  const int head = in_row / (touched / kVec), c = in_row % (touched / kVec) * kVec;
+  const int rotated = c - (touched - angles.channels);
+  float v[8] = {};
+  T* place = nullptr;
+  if (r < num_rows) {
+    place = data.row(r) + (head + 1) * head_dim - touched + c;
+    load8(place, v);
+    if (rotated >= 0) rotate8(v, load_angles8(angles, r, rotated), sign, round);
+  }
+  quantise_before(quantise, v);  // by whole warps
+  if (place != nullptr) store8(place, v);
 }
 
 template <typename T, typename Codec>
@@ -119,11 +124,12 @@ void rope_angles(Stream& stream, const ops::RopeAnglesArgs& a) {
 
 void rope(Stream& stream, const ops::RopeArgs& a) {
   const Angles angles = angles_of(a.cosine, a.sine);
-  const int64_t head_dim = a.data.cols / a.num_heads;
-  const dim3 blocks = blocks_for(a.data.rows * a.num_heads * (angles.channels / kVec), kFlatThreads);
+  const int64_t head_dim = a.data.cols / a.num_heads, touched = a.quantise ? head_dim : angles.channels;
+  const dim3 blocks = blocks_for(a.data.rows * a.num_heads * (touched / kVec), kFlatThreads);
   with_element(a.data.type, [&]<typename T>(T) {
     launch(stream, Start::kEarly, blocks, kFlatThreads, 0, rope_kernel<T>, rows_of<T>(a.data), a.data.rows, a.num_heads,
-           head_dim, angles, a.inverse ? -1.0f : 1.0f, a.round_to_bf16);
+           head_dim, touched, angles, a.inverse ? -1.0f : 1.0f, a.round_to_bf16,
+           before_row_type(ops::RowType::kBf16, a.quantise));
   });
 }
 

@@ -46,7 +46,8 @@ class CudaLatentsTest : public CudaTest {
 
   Run make(const Case& c, ElementType type, int64_t rows, const Floats& x, const Floats& weight, const Floats& cosine,
            const Floats& sine) {
-    Run run{c};
+    Run run;
+    run.c = c;
     run.in = tensor(type, rows, c.width, x, c.width + 8);
     run.out = poisoned(type, rows, c.width, c.width + 16), run.quantised = poisoned(type, rows, c.width);
     run.cosine = tensor(ElementType::kF32, rows, kPairs, cosine, kPairs + 4);

@@ -66,5 +66,54 @@ TEST_F(CudaRouteTest, ExtremeLogitsGiveFiniteWeights) {
   check(4, 64, 4, logits, Floats(64, 0.0f), true);
 }
 
+// The same tokens, from one to more than one kernel takes, as often as a counter that is left behind would show.
+TEST_F(CudaRouteTest, WithAGateGivesTheBitsOfTheProductAndTheChoiceForAnyNumberOfTokens) {
+  for (auto [experts, hidden, top_k] :
+       {std::array<int64_t, 3>{384, 5120, 6}, {384, 4096, 8}, {256, 2048, 8}, {130, 1024, 4}, {16, 64, 2}}) {
+    constexpr int64_t kRows = 70;
+    std::vector<uint16_t> codes;
+    for (float w : random_values(experts * hidden, 0.05f)) codes.push_back(to_bfloat16(w).bits);
+    const ops::PackedWeight gate = cuda::pack_weight(
+        stream(), {ops::WeightFormat::kBf16, experts, hidden, reinterpret_cast<const std::byte*>(codes.data())});
+    const Tensor in = tensor(ElementType::kBf16, kRows, hidden, random_values(kRows * hidden), hidden + 8);
+    const OnCard<float> bias = upload(random_values(experts, 0.1f));
+    const auto run = [&](int64_t first, int64_t rows, bool with_gate) {
+      const OnCard<int32_t> chosen = upload(std::vector<int32_t>(rows * top_k, -7));
+      const Tensor weights = poisoned(ElementType::kF32, rows, top_k);
+      const Tensor logits = poisoned(ElementType::kF32, rows, experts);
+      ops::RouteArgs args{.experts = dense(chosen.data(), rows, top_k),
+                          .weights = weights.f32(),
+                          .logits = logits.f32(),
+                          .bias = bias.data(),
+                          .scaling = 1.5f,
+                          .gate = &gate,
+                          .in = in.view().row_range(first, first + rows),
+                          .input_is_bf16 = true};
+      if (!with_gate) {
+        const ops::LinearTask product = args.product();
+        cuda::linear(stream(), {&product, 1});
+        args.gate = nullptr;
+      }
+      cuda::route(stream(), args);
+      Floats out = weights.values();
+      for (int32_t e : chosen.values()) out.push_back(static_cast<float>(e));
+      return out;
+    };
+    const Floats want = run(0, kRows, false);
+    for (int64_t rows : {1, 2, 7, 8, 9, 70, 1, 8}) {
+      for (int64_t first = 0; first + rows <= kRows; first += rows + 3) {
+        Floats expected;
+        for (int64_t of : {int64_t{0}, kRows}) {
+          expected.insert(expected.end(), want.begin() + (of + first) * top_k,
+                          want.begin() + (of + first + rows) * top_k);
+        }
+        const std::string what =
+            fmt::format("{} rows from {} for {} experts, weights then experts", rows, first, experts);
+        expect_same_bits(run(first, rows, true), expected, what, top_k);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace deepinfer::cuda_test

@@ -114,6 +114,17 @@ TEST_F(CudaRowsTest, RopeRotatesTheLastChannelsOfEveryHeadAndBack) {
         Floats want = data;
         rotate(want, rows, heads, cosine, sine, inverse, round);
         expect_same_bits(card.values(), want, fmt::format("{} {} heads", name_of(type), heads), heads * dim);
+
+        const Tensor quantised = tensor(type, rows, heads * dim, data, heads * dim + 8);
+        cuda::rope(stream(), {.data = quantised.view(),
+                              .num_heads = heads,
+                              .cosine = card_cosine.f32(),
+                              .sine = card_sine.f32(),
+                              .inverse = inverse,
+                              .round_to_bf16 = round,
+                              .quantise = ops::FakeQuant::kE2m1Group32});
+        expect_same_bits(quantised.values(), quantise_reference(ops::FakeQuant::kE2m1Group32, want).values,
+                         fmt::format("{} {} heads, quantised", name_of(type), heads), heads * dim);
       }
     }
   }

@@ -1,0 +1,200 @@
+// The router's product and the choice of experts in one kernel, for at most eight tokens.
+//
+// A block has 128 experts and one part of their sums (gemm_parts, the same as in `linear`, with the same main loop),
+// all of whose weights fit its shared memory: they are fetched while the kernel before runs. Blocks leave their parts
+// in scratch memory and count; the first ones, one a token, wait for all and add the parts up in the order of their
+// index, as linear_gemm.cu does. They may wait, since all blocks of the grid are resident together.
+//
+// Floor: the latency of one kernel and of an exchange through the L2 (3.9 MB of weights take 0.9 us of it).
+#include <array>
+#include <mutex>
+
+#include "backends/cuda/cuda_check.h"
+#include "backends/cuda/gemm_mainloop.cuh"
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/linear_gemm.cuh"
+#include "backends/cuda/route_choice.cuh"
+#include "backends/cuda/route_few.cuh"
+#include "backends/cuda/tensor_map.h"
+
+namespace deepinfer::cuda {
+namespace {
+
+constexpr int kTokens = 8, kConsumers = 32 * kConsumerWarps, kThreads = kConsumers + 32;
+constexpr int kStage = stage_bytes<kTokens>(tile_bytes(WeightFormat::kBf16));
+constexpr int kStages = 3;  // more do not fit beside another block
+constexpr int kShared = kStages * kStage + 16 * kStages + static_cast<int>(sizeof(RouteScores));
+
+// Counters that are zero between launches, one for each stream.
+constexpr int kCounters = 64;
+__device__ unsigned route_counters[kCounters];
+
+unsigned* counter_of(cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::array<cudaStream_t, kCounters> owners;
+  static int num_owners = 0;
+  static unsigned* base = nullptr;
+  std::lock_guard lock(mutex);
+  if (base == nullptr) DI_CUDA_CHECK(cudaGetSymbolAddress(reinterpret_cast<void**>(&base), route_counters));
+  int i = 0;
+  while (i < num_owners && owners[i] != stream) ++i;
+  DI_CHECK(i < kCounters, "routing on more than {} streams", kCounters);
+  if (i == num_owners) owners[num_owners++] = stream;
+  return base + i;
+}
+
+struct Params {
+  CUtensorMap tokens;
+  const std::byte* tiles;
+  int num_k_tiles, row_tiles, num_parts, num_tokens, exponent;
+  float scale;
+  float* parts;  // [token][part][expert]
+  unsigned* counter;
+  RouteParams route;
+
+  __device__ int part_begin(int part) const { return part * num_k_tiles / num_parts; }
+};
+
+// One thread. The weights do not depend on the kernel before.
+__device__ __forceinline__ void produce(const Params& p, const Ring<>& ring, int row_tile, int first, int end) {
+  constexpr int kTiles = kStageTiles<kTokens>;
+  const uint64_t once = evict_first(), normal = evict_normal();
+  StageFill<kTokens> fill;
+  fill.bytes_of_tile = tile_bytes(WeightFormat::kBf16);
+  for (int g = 0; g < 2; ++g) {
+    fill.tiles[g] = row_tile + g < p.row_tiles
+                        ? p.tiles + static_cast<int64_t>(row_tile + g) * p.num_k_tiles * fill.bytes_of_tile
+                        : nullptr;
+  }
+  fill.tokens = &p.tokens;
+  fill.first_token = 0;
+  prefetch_map(fill.tokens);
+  for (int k = first, stage = 0; k < end; k += kTiles, ++stage) {
+    fill.announce(ring, stage, min(kTiles, end - k));
+    fill.copy_weights(ring, stage, k, min(kTiles, end - k), once);
+  }
+  wait_for_kernel_before();
+  for (int k = first, stage = 0; k < end; k += kTiles, ++stage) {
+    fill.copy_tokens(ring, stage, k, min(kTiles, end - k), normal);
+  }
+}
+
+// A thread of a warpgroup has rows r and r + 8 of two tokens.
+__device__ __forceinline__ void leave_part(const Params& p, int part, int row_tile, const float (&d)[kTokens / 2],
+                                           int thread) {
+  const int expert = row_tile * kTileRows + thread / 32 * 16 + thread % 32 / 4, token = thread % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int t = token + i % 2, e = expert + i / 2 * 8;
+    if (t < p.num_tokens && e < p.route.count) __stcg(p.parts + (t * p.num_parts + part) * p.route.count + e, d[i]);
+  }
+}
+
+__device__ __forceinline__ float add_up(const Params& p, int token, int expert) {
+  const float* from = p.parts + static_cast<int64_t>(token) * p.num_parts * p.route.count + expert;
+  float x[kMaxParts];
+#pragma unroll
+  for (int i = 0; i < kMaxParts; ++i) {
+    if (i < p.num_parts) x[i] = __ldcg(from + i * p.route.count);
+  }
+  float sum = x[0];
+#pragma unroll
+  for (int i = 1; i < kMaxParts; ++i) {
+    if (i < p.num_parts) sum += x[i];
+  }
+  return sum * p.scale;
+}
+
+__device__ __forceinline__ void wait_for_all_parts(const Params& p) {
+  const unsigned blocks = gridDim.x;
+  while (count_of_arrivals(p.counter) < blocks) {
+  }
+  // All that wait have seen it.
+  if (count_arrival(p.counter) + 1 == blocks + p.num_tokens) *p.counter = 0;
+}
+
+__global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_constant__ Params p) {
+#ifdef DI_SM90A
+  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* barriers = shared + kStages * kStage;
+  RouteScores& scores = *reinterpret_cast<RouteScores*>(barriers + 16 * kStages);
+  const Ring<> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kStages, kStages, kStage};
+  let_next_kernel_start();
+  if (threadIdx.x == 0) ring.init();
+  __syncthreads();
+  const int part = blockIdx.x % p.num_parts, row_tile = blockIdx.x / p.num_parts * 2;
+  const int first = p.part_begin(part), end = p.part_begin(part + 1);
+  if (threadIdx.x >= kConsumers) {
+    if (threadIdx.x == kConsumers) produce(p, ring, row_tile, first, end);
+    return;
+  }
+  const int consumer = threadIdx.x, group = consumer / 128;
+  const int token = blockIdx.x;  // that this block chooses for, if there are so many
+  float bias[kMostRoutedExperts / kConsumers];
+#pragma unroll
+  for (int i = 0; i < kMostRoutedExperts / kConsumers; ++i) {
+    const int e = consumer + i * kConsumers;
+    bias[i] = token < p.num_tokens && e < p.route.count ? p.route.bias[e] : 0.0f;
+  }
+  if (row_tile + group < p.row_tiles) {
+    float d[kTokens / 2] = {};
+    RingPosition at;
+    multiply_tiles<WeightFormat::kBf16, kTokens>(d, ring, at, end - first, group, consumer % 128, p.exponent);
+    leave_part(p, part, row_tile + group, d, consumer % 128);
+  }
+  sync_threads(1, kConsumers);
+  if (consumer == 0) {
+    count_arrival(p.counter);
+    if (token < p.num_tokens) wait_for_all_parts(p);
+  }
+  if (token >= p.num_tokens) return;
+  sync_threads(1, kConsumers);
+#pragma unroll
+  for (int i = 0; i < kMostRoutedExperts / kConsumers; ++i) {
+    const int e = consumer + i * kConsumers;
+    if (e < p.route.count) score_expert(scores, p.route, e, add_up(p, token, e), bias[i]);
+  }
+  sync_threads(1, kConsumers);
+  if (consumer >= 32) return;
+  if (p.route.count <= 384) return choose_experts<384 / 32>(scores, p.route, token);
+  choose_experts<kMostRoutedExperts / 32>(scores, p.route, token);
+#else
+  __trap();
+#endif
+}
+
+int64_t num_blocks(const ops::PackedWeight& gate) {
+  return (row_tiles(gate) + 1) / 2 * gemm_parts(gate.rows, gate.cols);
+}
+
+}  // namespace
+
+// Requires of the last condition: whoever chooses has a block, and the grid is resident at once.
+bool route_few_takes(const ops::RouteArgs& a) {
+  if (a.in.rows < 1 || a.in.rows > kTokens || a.gate->format != WeightFormat::kBf16) return false;
+  if (!gemm_supports(a.product())) return false;
+  const int64_t parts = gemm_parts(a.gate->rows, a.gate->cols);
+  const int64_t most_tiles = (column_tiles(*a.gate) + parts - 1) / parts;
+  return most_tiles <= kStages * kStageTiles<kTokens> && num_blocks(*a.gate) >= kTokens && num_blocks(*a.gate) <= 132;
+}
+
+void route_few(CudaStream& stream, const ops::RouteArgs& a) {
+  const ops::PackedWeight& gate = *a.gate;
+  const PackedInfo info = packed_info(gate);
+  Params p;
+  p.tokens = token_map(a.in.data, a.in.rows, a.in.cols, a.in.stride, kTokens);
+  p.tiles = gate.data.get();
+  p.num_k_tiles = static_cast<int>(column_tiles(gate)), p.row_tiles = static_cast<int>(row_tiles(gate));
+  p.num_parts = gemm_parts(gate.rows, gate.cols);
+  p.num_tokens = static_cast<int>(a.in.rows);
+  p.exponent = info.scale_bias, p.scale = info.output_scale;
+  p.parts = static_cast<float*>(stream.scratch(p.num_tokens * p.num_parts * gate.rows * 4));
+  p.counter = counter_of(stream.handle());
+  p.route = route_params(a);
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(route_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  DI_CUDA_CHECK(allowed);
+  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(num_blocks(gate))), kThreads, kShared, route_few_kernel, p);
+}
+
+}  // namespace deepinfer::cuda
