@@ -299,9 +299,8 @@ void LayerSlice::run_engram(int64_t number) {
   const EngramPart& engram = weights_.engram();
   ops::engram_rows(stream, {engram_rows_.all(), reinterpret_cast<const uint8_t*>(engram.codes.data()),
                             reinterpret_cast<const uint8_t*>(engram.scales.data()),
-                            engram_ids_.data() + number % kEngramDraws * n_ * kEngramColumns, kEngramColumns});
-  ops::fake_quant(stream, {ops::FakeQuant::kE4m3Group32, engram_quantised_.all(), engram_rows_.all()});
-  const ops::LinearTask key_value = task(key_value_.all(), engram_quantised_.all(), engram.wkv);
+                            engram_ids_.data() + number % kEngramDraws * n_ * kEngramColumns, kEngramColumns, true});
+  const ops::LinearTask key_value = task(key_value_.all(), engram_rows_.all(), engram.wkv);
   ops::linear(stream, {&key_value, 1});
   ops::engram_apply(stream, {streams_.all(), key_value_.all(), engram.query_key.data(), kStreams, kNormEps, true});
 }
