@@ -35,9 +35,8 @@ constexpr int walk_tiles(int num_tokens) { return num_tokens == 1 ? 4 : num_toke
 struct Fp32Math {
   using Weights = Vec;
   static Weights load_weights(const std::byte* from) { return _mm256_load_ps(reinterpret_cast<const float*>(from)); }
-  static Vec multiply_add(Weights weights, const std::byte* input, Vec sum) {
-    return _mm256_fmadd_ps(weights, _mm256_broadcast_ss(reinterpret_cast<const float*>(input)), sum);
-  }
+  static Vec input(const std::byte* from) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(from)); }
+  static Vec multiply_add(Weights weights, Vec input, Vec sum) { return _mm256_fmadd_ps(weights, input, sum); }
 };
 
 struct Unscaled {
@@ -49,19 +48,24 @@ struct Unscaled {
 struct F32 : Unscaled {
   static constexpr int kSteps = 1;
   static constexpr int kLines = 32;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = true;
-  template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+  template <int kVisit, typename Emit>
+  [[gnu::always_inline]] static void decode(Index<kVisit>, const std::byte* line, Emit&& emit) {
     emit(Index<0>{}, Fp32Math::load_weights(line), Fp32Math::load_weights(line + 32));
   }
 };
 
-// Of the BF16 pairs of rows 0-7 and 8-15, one row a lane: step kFirst is the low halves, the next the high ones.
-template <int kFirst, typename Emit>
+// Of pairs of 16 bits of rows 0-7 and 8-15, one row a lane: step kFirst is what kMask leaves of the low halves, shifted
+// up, the next of the high ones.
+template <int kFirst, unsigned kMask, typename Emit>
 [[gnu::always_inline]] inline void emit_pairs(__m256i upper, __m256i lower, Emit&& emit) {
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
-  emit(Index<kFirst>{}, _mm256_castsi256_ps(_mm256_slli_epi32(upper, 16)),
-       _mm256_castsi256_ps(_mm256_slli_epi32(lower, 16)));
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(kMask << 16));
+  const auto low = [&](__m256i pairs) __attribute__((always_inline)) {
+    const __m256i moved = _mm256_slli_epi32(pairs, 16);
+    return _mm256_castsi256_ps(kMask == 0xFFFF ? moved : _mm256_and_si256(moved, mask));
+  };
+  emit(Index<kFirst>{}, low(upper), low(lower));
   emit(Index<kFirst + 1>{}, _mm256_castsi256_ps(_mm256_and_si256(upper, mask)),
        _mm256_castsi256_ps(_mm256_and_si256(lower, mask)));
 }
@@ -69,16 +73,18 @@ template <int kFirst, typename Emit>
 struct Bf16 : Unscaled {
   static constexpr int kSteps = 2;
   static constexpr int kLines = 16;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
-  template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit_pairs<0>(load_line(line), load_line(line + 32), emit);
+  template <int kVisit, typename Emit>
+  [[gnu::always_inline]] static void decode(Index<kVisit>, const std::byte* line, Emit&& emit) {
+    emit_pairs<0, 0xFFFF>(load_line(line), load_line(line + 32), emit);
   }
 };
 
 struct Fp8 {
   static constexpr int kSteps = 4;
   static constexpr int kLines = 8;
+  static constexpr int kVisits = 2;
   static constexpr int kScaleBytes = 4;
   static constexpr bool kIsPanel = false;
   static Vec scale(const std::byte* scales, int) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(scales)); }
@@ -91,40 +97,39 @@ struct Fp8 {
     emit(Index<kStep>{}, _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
   }
-  template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    unroll<2>([&](auto half) __attribute__((always_inline)) {
-      const __m256i codes = load_line(line + half * 32);
-      decode_column<half * 2>(_mm256_slli_epi16(codes, 8), emit);
-      decode_column<half * 2 + 1>(codes, emit);
-    });
+  template <int kVisit, typename Emit>
+  [[gnu::always_inline]] static void decode(Index<kVisit>, const std::byte* line, Emit&& emit) {
+    const __m256i codes = load_line(line + kVisit * 32);
+    decode_column<kVisit * 2>(_mm256_slli_epi16(codes, 8), emit);
+    decode_column<kVisit * 2 + 1>(codes, emit);
   }
 };
 
 struct Fp8Lanes {
   static constexpr int kSteps = 4;
   static constexpr int kLines = 8;
+  static constexpr int kVisits = 2;
   static constexpr int kScaleBytes = 4;
   static constexpr bool kIsPanel = false;
   static Vec scale(const std::byte* scales, int part) { return Fp8::scale(scales, part); }
   static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(0x1p32f)); }
 
-  // Codes in the high bytes of words to the upper halves of fp32.
-  static __m256i as_pairs(__m256i words) {
-    return _mm256_and_si256(_mm256_srai_epi16(words, 4), _mm256_set1_epi16(static_cast<short>(0x87F0)));
-  }
-  template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    const __m256i upper = load_line(line);
-    const __m256i lower = load_line(line + 32);
-    emit_pairs<0>(as_pairs(_mm256_slli_epi16(upper, 8)), as_pairs(_mm256_slli_epi16(lower, 8)), emit);
-    emit_pairs<2>(as_pairs(upper), as_pairs(lower), emit);
+  template <int kVisit, typename Emit>
+  [[gnu::always_inline]] static void decode(Index<kVisit>, const std::byte* line, Emit&& emit) {
+    __m256i upper = load_line(line);
+    __m256i lower = load_line(line + 32);
+    if constexpr (kVisit == 0) {
+      upper = _mm256_slli_epi16(upper, 8);
+      lower = _mm256_slli_epi16(lower, 8);
+    }
+    emit_pairs<kVisit * 2, 0x87F0>(_mm256_srai_epi16(upper, 4), _mm256_srai_epi16(lower, 4), emit);
   }
 };
 
 struct Mxfp4 {
   static constexpr int kSteps = 8;
   static constexpr int kLines = 4;
+  static constexpr int kVisits = 4;
   static constexpr int kScaleBytes = 16;
   static constexpr bool kIsPanel = false;
   // E8M0 as fp32 bits; the smallest code, 2^-127, is the one that is no shifted exponent.
@@ -143,16 +148,13 @@ struct Mxfp4 {
         _mm_setr_epi8(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64));
     const __m256i low = _mm256_shuffle_epi8(low_table, nibbles);
     const __m256i high = _mm256_shuffle_epi8(high_table, nibbles);
-    emit_pairs<kFirst>(_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high), emit);
+    emit_pairs<kFirst, 0xFFFF>(_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high), emit);
   }
-  template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    unroll<2>([&](auto half) __attribute__((always_inline)) {
-      const __m256i codes = load_line(line + half * 32);
-      decode_pairs<half * 4>(_mm256_and_si256(codes, mask), emit);
-      decode_pairs<half * 4 + 2>(_mm256_and_si256(_mm256_srli_epi16(codes, 4), mask), emit);
-    });
+  template <int kVisit, typename Emit>
+  [[gnu::always_inline]] static void decode(Index<kVisit>, const std::byte* line, Emit&& emit) {
+    __m256i codes = load_line(line + kVisit / 2 * 32);
+    if constexpr (kVisit % 2 == 1) codes = _mm256_srli_epi16(codes, 4);
+    decode_pairs<kVisit * 2>(_mm256_and_si256(codes, _mm256_set1_epi8(15)), emit);
   }
 };
 

@@ -11,35 +11,32 @@ namespace {
 struct Fp32Math {
   using Weights = __m512;
   static Weights load_weights(const std::byte* from) { return _mm512_load_ps(from); }
-  static Vec multiply_add(Weights weights, const std::byte* input, Vec sum) {
-    return _mm512_fmadd_ps(weights, _mm512_set1_ps(*reinterpret_cast<const float*>(input)), sum);
-  }
+  static Vec input(const std::byte* from) { return _mm512_set1_ps(*reinterpret_cast<const float*>(from)); }
+  static Vec multiply_add(Weights weights, Vec input, Vec sum) { return _mm512_fmadd_ps(weights, input, sum); }
 };
 
 struct F32 : Unscaled {
   static constexpr int kSteps = 1;
   static constexpr int kLines = 32;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = true;
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
     emit(Index<0>{}, Fp32Math::load_weights(line));
   }
 };
 
-// Of BF16 pairs, one row a lane: step `even` is the low halves, step `odd` the high ones.
-template <typename Even, typename Odd, typename Emit>
-[[gnu::always_inline]] inline void emit_pairs(__m512i pairs, Even even, Odd odd, Emit&& emit) {
-  emit(even, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
-  emit(odd, _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)))));
-}
-
 struct Bf16 : Unscaled {
   static constexpr int kSteps = 2;
   static constexpr int kLines = 16;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    emit_pairs(load_line(line), Index<0>{}, Index<1>{}, emit);
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
+    const __m512i pairs = load_line(line);
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    emit(Index<0>{}, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+    emit(Index<1>{}, _mm512_castsi512_ps(_mm512_and_si512(pairs, mask)));
   }
 };
 
@@ -47,32 +44,45 @@ struct Bf16 : Unscaled {
 struct Fp8 : Fp8Scale {
   static constexpr int kSteps = 4;
   static constexpr int kLines = 8;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
   static Vec finish(Vec sum) { return _mm512_mul_ps(sum, _mm512_set1_ps(256.0f)); }
 
+  // The ports that shuffle are those that multiply, so memory does what shuffles would: it brings codes to the high
+  // bytes of words by an address one byte lower (what else it reads is masked, and precedes the line in its tile), and
+  // takes the halves of a vector apart.
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    // The lower half takes the 16 rows' first pairs of columns, the upper half their second ones.
-    const __m512i codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), load_line(line));
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
+    struct alignas(kLineBytes) Halves {
+      std::byte of[2 * kLineBytes];
+    } halves;
     const __m512i mask = _mm512_set1_epi16(static_cast<short>(0xBF80));
-    const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 1), mask);
-    const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(codes, 1), mask);
-    emit(Index<0>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(even)));
-    emit(Index<1>{}, _mm512_cvtph_ps(_mm512_castsi512_si256(odd)));
-    emit(Index<2>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1)));
-    emit(Index<3>{}, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1)));
+    const __m512i even = _mm512_loadu_si512(line - 1);
+    const __m512i odd = load_line(line);
+    store_weights(halves.of, _mm512_and_si512(_mm512_srai_epi16(even, 1), mask));
+    store_weights(halves.of + kLineBytes, _mm512_and_si512(_mm512_srai_epi16(odd, 1), mask));
+    __asm__("" : "+m"(halves));  // or the compiler takes the vectors apart by shuffles
+    unroll<4>([&](auto step) __attribute__((always_inline)) {
+      const std::byte* from = halves.of + step % 2 * kLineBytes + step / 2 * (kLineBytes / 2);
+      emit(step, _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(from))));
+    });
   }
 };
 
+// The lookup takes four bits of a lane, where a row's eight columns lie: even ones in the low half, then the odd ones.
 struct Mxfp4 : Mxfp4Scale {
   static constexpr int kSteps = 8;
   static constexpr int kLines = 4;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                         -2.0f, -3.0f, -4.0f, -6.0f);
     const __m512i codes = load_line(line);
-    unroll<4>([&](auto nibble) __attribute__((always_inline)) {
-      emit_pairs(mxfp4_pairs<nibble>(codes), Index<nibble * 2>{}, Index<nibble * 2 + 1>{}, emit);
+    unroll<8>([&](auto step) __attribute__((always_inline)) {
+      constexpr int kShift = step % 2 * 16 + step / 2 * 4;
+      emit(step, _mm512_permutexvar_ps(kShift == 0 ? codes : _mm512_srli_epi32(codes, kShift), values));
     });
   }
 };

@@ -13,18 +13,19 @@ namespace {
 struct Bf16Math {
   using Weights = __m512i;
   static Weights load_weights(const std::byte* from) { return load_line(from); }
-  static Vec multiply_add(Weights weights, const std::byte* input, Vec sum) {
-    const __m512i pair = _mm512_set1_epi32(*reinterpret_cast<const int*>(input));
-    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)pair);
+  static __m512i input(const std::byte* from) { return _mm512_set1_epi32(*reinterpret_cast<const int*>(from)); }
+  static Vec multiply_add(Weights weights, __m512i input, Vec sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)input);
   }
 };
 
 struct Bf16 : Unscaled {
   static constexpr int kSteps = 1;
   static constexpr int kLines = 16;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = true;
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
     emit(Index<0>{}, load_line(line));
   }
 };
@@ -60,12 +61,14 @@ constexpr Fp8Tables kFp8Tables = make_fp8_tables();
 struct Fp8 : Fp8Scale {
   static constexpr int kSteps = 2;
   static constexpr int kLines = 8;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
   static Vec finish(Vec sum) { return sum; }
 
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
-    const __m512i codes = load_line(line);
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
+    // Four rows' first pairs of columns, then their second ones: what the unpacking below takes for one row a lane.
+    const __m512i codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), load_line(line));
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(kFp8Tables.low), codes, _mm512_load_si512(kFp8Tables.low + 64));
     const __m512i magnitude =
@@ -77,12 +80,25 @@ struct Fp8 : Fp8Scale {
   }
 };
 
+// Nibble kNibble of each 16-bit half of a line of MXFP4 as BF16: columns 2 * kNibble and 2 * kNibble + 1 of each row.
+// The lookup takes five bits of a word; the table repeats itself, so that the fifth, the next nibble's, has no effect.
+template <int kNibble>
+[[gnu::always_inline]] inline __m512i mxfp4_pairs(__m512i line) {
+  // Two BF16 values an entry: 0 and 0.5, 1 and 1.5, 2 and 3, 4 and 6, then the same with a sign.
+  const __m512i table = _mm512_broadcast_i32x8(
+      _mm256_setr_epi32(0x3F000000, 0x3FC03F80, 0x40404000, 0x40C04080, static_cast<int>(0xBF008000u),
+                        static_cast<int>(0xBFC0BF80u), static_cast<int>(0xC040C000u), static_cast<int>(0xC0C0C080u)));
+  const __m512i index = kNibble == 0 ? line : _mm512_srli_epi32(line, 4 * kNibble);
+  return _mm512_permutexvar_epi16(index, table);
+}
+
 struct Mxfp4 : Mxfp4Scale {
   static constexpr int kSteps = 4;
   static constexpr int kLines = 4;
+  static constexpr int kVisits = 1;
   static constexpr bool kIsPanel = false;
   template <typename Emit>
-  [[gnu::always_inline]] static void decode(const std::byte* line, Emit&& emit) {
+  [[gnu::always_inline]] static void decode(Index<0>, const std::byte* line, Emit&& emit) {
     const __m512i codes = load_line(line);
     unroll<4>([&](auto nibble) __attribute__((always_inline)) { emit(nibble, mxfp4_pairs<nibble>(codes)); });
   }

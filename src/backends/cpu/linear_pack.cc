@@ -64,12 +64,9 @@ void pack_bf16_row(const std::byte* from, std::byte* block, int row) {
   }
 }
 
-// kYmm: each half line is one pair of columns, {even, odd}[16 rows].
+// kYmm, kZmm: each half line is one pair of columns, {even, odd}[16 rows].
 //
 // kYmmLanes: each half line is eight rows; a 32-bit lane is one row's four columns, in the order 0, 2, 1, 3.
-//
-// kZmm: for each four rows (16 bytes) the first pair of columns, then the second: a byte unpack with a second table
-// lookup gives BF16 pairs with one row a lane.
 void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
   if (order == LineOrder::kYmmLanes) {
     for (int line = 0; line < 8; ++line, from += 4) {
@@ -78,19 +75,15 @@ void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder or
     }
     return;
   }
-  const int first = order == LineOrder::kYmm ? row * 2 : row / 4 * 16 + row % 4 * 2;
-  const int second = order == LineOrder::kYmm ? first + 32 : first + 8;
-  for (int line = 0; line < 8; ++line) {
-    std::memcpy(block + line * kLineBytes + first, from + line * 4, 2);
-    std::memcpy(block + line * kLineBytes + second, from + line * 4 + 2, 2);
-  }
+  for (int half = 0; half < 16; ++half) std::memcpy(block + half * 32 + row * 2, from + half * 2, 2);
 }
 
 // kYmm, kYmmLanes: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1,
 // the high ones 2 and 3; rows lie so that unpacking the two halves of each 128-bit lane gives rows 0-7 and 8-15.
 //
 // kZmm: a 32-bit lane is one row's eight columns; the low half has the even ones, ascending from the low nibble, and
-// the high half the odd ones: four word lookups, each after a shift by one more nibble, give BF16 pairs.
+// the high half the odd ones: four word lookups, each after a shift by one more nibble, give BF16 pairs, and lookups of
+// whole lanes fp32.
 void pack_mxfp4_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
   const int place = order == LineOrder::kZmm ? row * 4 : row % 8 / 4 * 16 + row / 8 * 8 + row % 4 * 2;
   for (int part = 0; part < 2; ++part) {  // 16 columns each
