@@ -90,7 +90,7 @@ LayerSlice::LayerSlice(Card& card, SliceWeights& weights, const Caches& caches, 
   compressor_latent_ = activation(kHeadDim), latent_ = activation(kHeadDim);
   index_key_ = activation(kIndexDim), index_query_ = activation(kIndexHeads * kIndexDim);
   index_weights_ = activation(kIndexHeads);
-  engram_rows_ = activation(kEngramColumns * kEngramDim), engram_quantised_ = activation(kEngramColumns * kEngramDim);
+  engram_rows_ = activation(kEngramColumns * kEngramDim);
   key_value_ = activation((kStreams + 1) * kHidden);
   compressor_rows_ = card.values<float>(n_ * 2 * kHeadDim);
   pre_ = card.constant(n_ * kStreams, 0.4f), post_ = card.constant(n_ * kStreams, 0.5f);

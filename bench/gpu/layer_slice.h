@@ -58,7 +58,7 @@ class LayerSlice {
   RoutingDraws draws_;
   Activation streams_, u_, u_quantised_, y_, kv_, q_latent_, q_latent_quantised_, q_, attended_, grouped_;
   Activation compressor_latent_, latent_, index_key_, index_query_, index_weights_;
-  Activation engram_rows_, engram_quantised_, key_value_, hidden_;
+  Activation engram_rows_, key_value_, hidden_;
   DeviceValues<float> compressor_rows_, pre_, post_, mix_, router_logits_, route_weights_, logits_;
   DeviceValues<int32_t> routed_, selected_, num_selected_, reused_, num_reused_, candidates_, num_candidates_, tokens_;
   DeviceValues<int64_t> engram_ids_;

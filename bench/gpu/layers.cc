@@ -113,7 +113,6 @@ void bench_layers(Parts& parts) {
   const ops::OpTable& t = parts.card.ops();
   const std::string absent = missing({{"pack_weight", t.pack_weight != nullptr},
                                       {"linear", t.linear != nullptr},
-                                      {"fake_quant", t.fake_quant != nullptr},
                                       {"rope", t.rope != nullptr},
                                       {"latents", t.latents != nullptr},
                                       {"compress", t.compress != nullptr},
