@@ -20,7 +20,9 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kTokens = 8, kConsumers = 32 * kConsumerWarps, kThreads = kConsumers + 32;
+constexpr int kTokens = 8, kConsumers = 32 * kConsumerWarps;
+// Warps that multiply, the producer's, and some that only help with the scores: one expert a thread, as released.
+constexpr int kScorers = 384, kThreads = kScorers + 32;
 constexpr int kStage = stage_bytes<kTokens>(tile_bytes(WeightFormat::kBf16));
 constexpr int kStages = 3;  // more do not fit beside another block
 constexpr int kShared = kStages * kStage + 16 * kStages + static_cast<int>(sizeof(RouteScores));
@@ -124,38 +126,42 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
   __syncthreads();
   const int part = blockIdx.x % p.num_parts, row_tile = blockIdx.x / p.num_parts * 2;
   const int first = p.part_begin(part), end = p.part_begin(part + 1);
-  if (threadIdx.x >= kConsumers) {
+  if (threadIdx.x / 32 == kConsumers / 32) {
     if (threadIdx.x == kConsumers) produce(p, ring, row_tile, first, end);
     return;
   }
-  const int consumer = threadIdx.x, group = consumer / 128;
+  const int scorer = threadIdx.x < kConsumers ? threadIdx.x : threadIdx.x - 32;
   const int token = blockIdx.x;  // that this block chooses for, if there are so many
-  float bias[kMostRoutedExperts / kConsumers];
+  constexpr int kEach = (kMostRoutedExperts + kScorers - 1) / kScorers;
+  float bias[kEach];
 #pragma unroll
-  for (int i = 0; i < kMostRoutedExperts / kConsumers; ++i) {
-    const int e = consumer + i * kConsumers;
+  for (int i = 0; i < kEach; ++i) {
+    const int e = scorer + i * kScorers;
     bias[i] = token < p.num_tokens && e < p.route.count ? p.route.bias[e] : 0.0f;
   }
-  if (row_tile + group < p.row_tiles) {
-    float d[kTokens / 2] = {};
-    RingPosition at;
-    multiply_tiles<WeightFormat::kBf16, kTokens>(d, ring, at, end - first, group, consumer % 128, p.exponent);
-    leave_part(p, part, row_tile + group, d, consumer % 128);
-  }
-  sync_threads(1, kConsumers);
-  if (consumer == 0) {
-    count_arrival(p.counter);
-    if (token < p.num_tokens) wait_for_all_parts(p);
+  if (threadIdx.x < kConsumers) {
+    const int consumer = threadIdx.x, group = consumer / 128;
+    if (row_tile + group < p.row_tiles) {
+      float d[kTokens / 2] = {};
+      RingPosition at;
+      multiply_tiles<WeightFormat::kBf16, kTokens>(d, ring, at, end - first, group, consumer % 128, p.exponent);
+      leave_part(p, part, row_tile + group, d, consumer % 128);
+    }
+    sync_threads(1, kConsumers);
+    if (consumer == 0) {
+      count_arrival(p.counter);
+      if (token < p.num_tokens) wait_for_all_parts(p);
+    }
   }
   if (token >= p.num_tokens) return;
-  sync_threads(1, kConsumers);
+  sync_threads(2, kScorers);
 #pragma unroll
-  for (int i = 0; i < kMostRoutedExperts / kConsumers; ++i) {
-    const int e = consumer + i * kConsumers;
+  for (int i = 0; i < kEach; ++i) {
+    const int e = scorer + i * kScorers;
     if (e < p.route.count) score_expert(scores, p.route, e, add_up(p, token, e), bias[i]);
   }
-  sync_threads(1, kConsumers);
-  if (consumer >= 32) return;
+  sync_threads(2, kScorers);
+  if (threadIdx.x >= 32) return;
   if (p.route.count <= 384) return choose_experts<384 / 32>(scores, p.route, token);
   choose_experts<kMostRoutedExperts / 32>(scores, p.route, token);
 #else
