@@ -14,8 +14,8 @@ constexpr int kThreads = 384;  // one an expert, as released: a score in double 
 template <int kEach>
 __global__ void route_kernel(const RouteParams p, const float* logits, int64_t stride) {
   __shared__ RouteScores shared;
-  let_next_kernel_start();
   wait_for_kernel_before();
+  let_next_kernel_start();
   const int64_t t = blockIdx.x;
   for (int e = threadIdx.x; e < p.count; e += kThreads) {
     score_expert(shared, p, e, logits[t * stride + e], p.bias[e]);
