@@ -1,7 +1,7 @@
 // Kernels of ops/mhc.h. Two kernels a boundary: one passes over the streams (mhc_streams.cuh: update, collapse, partial
 // projections and squares), one ends what needs whole rows (mhc_finish.cuh: norm and quantiser of the collapsed row;
-// coefficients; from the partial sums, added in order). The same kernels with parts left out make the single ops, so the
-// bits agree.
+// coefficients; from the partial sums, added in order). The same kernels with parts left out make the single ops, so
+// the bits agree.
 //
 // Floor a row of width 5120: 41 KB of streams and 10 KB of y read, 41 KB of streams and 10 KB (20 with the quantised
 // form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Very many rows go in pieces, to
@@ -16,7 +16,8 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 8192;
-constexpr int kFewRows = 64;  // up to here the kernel for few rows is the faster one
+constexpr int64_t kMostFastHidden = 256 * kManyNormVecs * kVec;  // so that 256 threads normalise a row
+constexpr int kFewRows = 64;                                     // up to here the kernel for few rows is the faster one
 
 // What one call does: parts that are absent are left out.
 struct Boundary {
@@ -47,8 +48,8 @@ bool is_fast(const Boundary& b) {
   const auto in_fours = [](const MatrixView<const float>& m) {
     return m.stride % 4 == 0 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0;
   };
-  return b.streams.type == ElementType::kBf16 && b.h == kMhcStreams && in_fours(b.pre) && in_fours(b.post) &&
-         in_fours(b.mix);
+  return b.streams.type == ElementType::kBf16 && b.h == kMhcStreams && b.hidden() <= kMostFastHidden &&
+         in_fours(b.pre) && in_fours(b.post) && in_fours(b.mix);
 }
 
 // How the sums of a boundary are cut, and where they lie.
@@ -56,7 +57,7 @@ struct Parts {
   bool fast = false, few = false;
   int slices = 1;
   float* sums = nullptr;     // [slices, rows, outputs + 1]
-  float* squares = nullptr;  // [rows, slices], of the collapsed row
+  float* squares = nullptr;  // [rows, slices], of the collapsed row; of few rows
 };
 
 // Of passes over the streams that do not project, all are for few rows: they have no weights to keep.
@@ -66,10 +67,10 @@ Parts parts_of(Stream& stream, const Boundary& b) {
   parts.few = !b.weights || b.streams.rows <= kFewRows;
   if (parts.fast) parts.slices = static_cast<int>((b.hidden() + kMhcSlice - 1) / kMhcSlice);
   const int64_t cells = parts.slices * b.streams.rows, sums = b.weights ? cells * (b.h * (b.h + 2) + 1) : 0;
-  const int64_t squares = parts.fast && b.out ? cells : 0;
+  const int64_t squares = parts.fast && parts.few && b.out ? cells : 0;
   if (sums + squares == 0) return parts;
-  auto* memory = static_cast<float*>(
-      cuda_stream(stream).scratch((sums + squares) * static_cast<int64_t>(sizeof(float))));
+  auto* memory =
+      static_cast<float*>(cuda_stream(stream).scratch((sums + squares) * static_cast<int64_t>(sizeof(float))));
   parts.sums = memory;
   if (squares > 0) parts.squares = memory + sums;
   return parts;
@@ -149,7 +150,7 @@ CoefficientsParams coefficients_params(const Boundary& b, const Parts& parts) {
   c.scale = w.scale, c.base = w.base;
   c.pre = b.coefficients.pre, c.post = b.coefficients.post, c.mix = b.coefficients.mix;
   c.rows = static_cast<int>(b.streams.rows);
-  c.rows_a_block = c.rows <= 128 ? 1 : coefficient_rows(b.h);  // few rows are sooner done one by one
+  c.rows_a_block = c.rows <= 128 ? 1 : kCoefficientRows;  // few rows are sooner done one by one
   c.h = static_cast<int>(b.h);
   c.iterations = w.iterations;
   c.eps = w.eps, c.norm_eps = w.norm_eps;
@@ -157,9 +158,8 @@ CoefficientsParams coefficients_params(const Boundary& b, const Parts& parts) {
   return c;
 }
 
-// `threads`: of a block, of which each has `vecs` times eight channels.
 template <typename T>
-NormParams<T> norm_params(const Boundary& b, const Parts& parts, int threads, int vecs) {
+NormParams<T> norm_params(const Boundary& b, const Parts& parts, int blocks_a_row) {
   const Rows<T> out = rows_of<T>(b.out), quantised = rows_of<T>(b.quantised);
   NormParams<T> n = {};
   n.rows = out.data, n.stride = out.stride;
@@ -167,16 +167,16 @@ NormParams<T> norm_params(const Boundary& b, const Parts& parts, int threads, in
   n.weight = b.norm_weight;
   n.squares = parts.squares;
   n.slices = parts.slices;
+  n.blocks_a_row = blocks_a_row;
   n.width = static_cast<int>(b.hidden());
-  n.blocks_a_row = parts.squares ? (n.width + threads * vecs * kVec - 1) / (threads * vecs * kVec) : 1;
   n.inverse_width = 1.0f / static_cast<float>(n.width);
   n.eps = b.norm_eps;
   n.round = b.round;
   return n;
 }
 
-template <typename T, int kH, int kVecs>
-void launch_finish(Stream& stream, const Boundary& b, const Parts& parts, int threads) {
+template <typename T, int kH, NormBy kNorm>
+void launch_finish(Stream& stream, const Boundary& b, const Parts& parts, int threads, int blocks_a_row = 1) {
   CoefficientsParams c = {};
   NormParams<T> n = {};
   int coefficient_blocks = 0, norm_blocks = 0;
@@ -185,30 +185,35 @@ void launch_finish(Stream& stream, const Boundary& b, const Parts& parts, int th
     coefficient_blocks = (c.rows + c.rows_a_block - 1) / c.rows_a_block;
   }
   if (b.out) {
-    n = norm_params<T>(b, parts, threads, kVecs);
-    norm_blocks = static_cast<int>(b.out.rows) * n.blocks_a_row;
+    n = norm_params<T>(b, parts, blocks_a_row);
+    norm_blocks = static_cast<int>(b.out.rows) * blocks_a_row;
   }
   launch(stream, Start::kEarly, dim3(static_cast<unsigned>(coefficient_blocks + norm_blocks)), threads, 0,
-         mhc_finish_kernel<T, kH, kVecs>, c, n, coefficient_blocks);
+         mhc_finish_kernel<T, kH, kNorm>, c, n, coefficient_blocks);
 }
 
 template <typename T>
 void finish(Stream& stream, const Boundary& b, const Parts& parts) {
-  constexpr int kLeast = 32 * kSumWarps;
+  const int threads = std::max(norm_threads(b.hidden(), kManyNormVecs), 128);
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (parts.fast && parts.few) return launch_finish<T, kMhcStreams, 1>(stream, b, parts, kLeast);
-    if (parts.fast) return launch_finish<T, kMhcStreams, 2>(stream, b, parts, kNormThreads);
+    constexpr int kFewThreads = 32 * kSumParts;
+    const auto of_row = static_cast<int>((b.hidden() + kFewThreads * kVec - 1) / (kFewThreads * kVec));
+    if (parts.fast && parts.few) {
+      return launch_finish<T, kMhcStreams, NormBy::kChannels>(stream, b, parts, kFewThreads, of_row);
+    }
+    if (parts.fast) {
+      return launch_finish<T, kMhcStreams, NormBy::kWholeRow>(stream, b, parts, threads);
+    }
   }
-  const int threads = std::max(norm_threads(b.hidden(), kManyNormVecs), kLeast);
   switch (b.h) {
     case 1:
-      return launch_finish<T, 1, kManyNormVecs>(stream, b, parts, threads);
+      return launch_finish<T, 1, NormBy::kGeneric>(stream, b, parts, threads);
     case 2:
-      return launch_finish<T, 2, kManyNormVecs>(stream, b, parts, threads);
+      return launch_finish<T, 2, NormBy::kGeneric>(stream, b, parts, threads);
     case 4:
-      return launch_finish<T, 4, kManyNormVecs>(stream, b, parts, threads);
+      return launch_finish<T, 4, NormBy::kGeneric>(stream, b, parts, threads);
     case 8:
-      return launch_finish<T, 8, kManyNormVecs>(stream, b, parts, threads);
+      return launch_finish<T, 8, NormBy::kGeneric>(stream, b, parts, threads);
     default:
       DI_CHECK(false, "{} streams: 1, 2, 4 or 8", b.h);
   }

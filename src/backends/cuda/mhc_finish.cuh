@@ -8,12 +8,9 @@
 
 namespace deepinfer::cuda {
 
-// Most that a block of the second kernel makes coefficients for.
-__host__ __device__ constexpr int coefficient_rows(int64_t h) { return h <= 4 ? 32 : 8; }
-// Partial sums: warp w of kSumWarps adds those of slices w, w + kSumWarps, ...; then the warps' sums are added in
-// order.
-inline constexpr int kSumWarps = 8;
-inline constexpr int kNormThreads = 320;  // of a block at most, where squares are summed by slices
+inline constexpr int kCoefficientRows = 8;  // most that a block of the second kernel has
+// Partial sums: those of slices w, w + kSumParts, ... are added for each w, by one warp, then these in order.
+inline constexpr int kSumParts = 8;
 inline constexpr int kSlicesAtOnce = 5;  // that a thread asks for before it adds the first
 
 struct CoefficientsParams {
@@ -32,7 +29,7 @@ struct NormParams {
   T* quantised;
   int64_t quantised_stride;
   const float* weight;
-  const float* squares;  // [rows, slices], or null: then they are summed here, and a block has the whole row
+  const float* squares;  // NormBy::kChannels: [rows, slices]
   int slices;
   int blocks_a_row;
   int width;
@@ -74,15 +71,15 @@ __device__ inline void mix_of_row(float* mix, const float* softmaxes, int iterat
   }
 }
 
-// Warp `warp`'s share of one value's parts; `part` is slice 0's and `stride` leads to the next.
-__device__ inline float sum_slices(const float* part, int64_t stride, int warp, int slices) {
+// The sum of one value's slices `from`, from + kSumParts, ...; `part` is slice 0's and `stride` leads to the next.
+__device__ inline float sum_slices(const float* part, int64_t stride, int from, int slices) {
   float sum = 0;
-  part += warp * stride;
-  for (int first = warp; first < slices; first += kSumWarps * kSlicesAtOnce) {
+  part += from * stride;
+  for (int first = from; first < slices; first += kSumParts * kSlicesAtOnce) {
     float parts[kSlicesAtOnce] = {};
 #pragma unroll
-    for (int k = 0; k < kSlicesAtOnce; ++k, part += kSumWarps * stride) {
-      if (first + kSumWarps * k < slices) parts[k] = *part;
+    for (int k = 0; k < kSlicesAtOnce; ++k, part += kSumParts * stride) {
+      if (first + kSumParts * k < slices) parts[k] = *part;
     }
 #pragma unroll
     for (int k = 0; k < kSlicesAtOnce; ++k) sum += parts[k];
@@ -90,14 +87,14 @@ __device__ inline float sum_slices(const float* part, int64_t stride, int warp, 
   return sum;
 }
 
-// The coefficients of some rows by one block, which has kSumWarps warps or more.
+// The coefficients of some rows by one block.
 template <int kH>
 __device__ inline void coefficients_of(const CoefficientsParams& p, int block) {
   constexpr int outputs = kH * (kH + 2), sums = outputs + 1, rounds = (outputs + 31) / 32;
-  __shared__ float of_warps[kSumWarps][coefficient_rows(kH) * sums];
-  __shared__ float softmaxes[coefficient_rows(kH)][kH * kH];
+  __shared__ float parts[kSumParts][kCoefficientRows * sums];
+  __shared__ float softmaxes[kCoefficientRows][kH * kH];
   const int first = block * p.rows_a_block, rows = min(p.rows_a_block, p.rows - first);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   float scale[rounds], base[rounds];
 #pragma unroll
   for (int k = 0; k < rounds; ++k) {
@@ -105,19 +102,19 @@ __device__ inline void coefficients_of(const CoefficientsParams& p, int block) {
     scale[k] = p.scale[min(o / kH, 2)], base[k] = p.base[o];
   }
   wait_for_kernel_before();
-  let_next_kernel_start();
-  if (warp >= kSumWarps) return;
-  for (int i = lane; i < rows * sums; i += 32) {
-    of_warps[warp][i] = sum_slices(p.sums + int64_t{first} * sums + i, int64_t{p.rows} * sums, warp, p.slices);
+  for (int part = warp; part < kSumParts; part += warps) {
+    for (int i = lane; i < rows * sums; i += 32) {
+      parts[part][i] = sum_slices(p.sums + int64_t{first} * sums + i, int64_t{p.rows} * sums, part, p.slices);
+    }
   }
   __syncthreads();
   const auto sum_of = [&](int r, int i) {
-    float sum = of_warps[0][r * sums + i];
+    float sum = parts[0][r * sums + i];
 #pragma unroll
-    for (int w = 1; w < kSumWarps; ++w) sum += of_warps[w][r * sums + i];
+    for (int w = 1; w < kSumParts; ++w) sum += parts[w][r * sums + i];
     return sum;
   };
-  for (int r = warp; r < rows; r += kSumWarps) {
+  for (int r = warp; r < rows; r += warps) {
     const float square = sum_of(r, outputs);
     const float norm = rsqrtf(fmaf(square, p.inverse_width, p.norm_eps));
 #pragma unroll
@@ -143,52 +140,96 @@ __device__ inline void coefficients_of(const CoefficientsParams& p, int block) {
   if (r < rows) mix_of_row<kH>(p.mix.data + (first + r) * p.mix.stride, softmaxes[r], p.iterations, p.eps);
 }
 
-// Channels of a row whose squares are summed by slices. Each warp adds these up by itself: lane l has slices l, l +
-// 32, ..., then the lanes are added as a tree.
-template <int kVecs, typename T>
+// The scale of a row from the squares of its slices, in every lane: lane l has slices l, l + 32, ..., then the lanes
+// are added as a tree.
+__device__ inline float scale_of(const float* squares, int slices, float inverse_width, float eps) {
+  float sum = 0;
+  for (int slice = threadIdx.x % 32; slice < slices; slice += 64) {
+    const float first = squares[slice], second = slice + 32 < slices ? squares[slice + 32] : 0.0f;
+    sum = sum + first + second;
+  }
+  return rsqrtf(fmaf(warp_sum(sum), inverse_width, eps));
+}
+
+// Eight channels of a row, at c, and their quantised form. By whole warps: the quantiser's groups.
+template <typename T>
+__device__ inline void normalise8(const NormParams<T>& n, int64_t r, int c, float (&v)[8], const float (&w)[8],
+                                  float scale) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = round_bf16_if(w[i] * (v[i] * scale), n.round);
+  if (c < n.width) store8(n.rows + r * n.stride + c, v);
+  if (n.quantised == nullptr) return;
+  fake_quantise8<E4m3Group32>(v);
+  if (c < n.width) store8(n.quantised + r * n.quantised_stride + c, v);
+}
+
+// Few rows: some channels, of a row whose squares have been summed by slices.
+template <typename T>
 __device__ inline void normalise_channels(const NormParams<T>& n, int block) {
   const int64_t r = block / n.blocks_a_row;
-  const int first = block % n.blocks_a_row * kVecs * static_cast<int>(blockDim.x) * kVec;
-  const auto channel = [&](int k) { return first + row_channel(k); };
-  float w[kVecs][8] = {}, v[kVecs][8] = {};
-#pragma unroll
-  for (int k = 0; k < kVecs; ++k) {
-    if (channel(k) < n.width) load8(n.weight + channel(k), w[k]);
-  }
+  const int c = block % n.blocks_a_row * static_cast<int>(blockDim.x) * kVec + row_channel(0);
+  float w[8] = {}, v[8] = {};
+  if (c < n.width) load8(n.weight + c, w);
   wait_for_kernel_before();
-  let_next_kernel_start();
+  if (c < n.width) load8(n.rows + r * n.stride + c, v);
+  const float scale = scale_of(n.squares + r * n.slices, n.slices, n.inverse_width, n.eps);
+  normalise8(n, r, c, v, w, scale);
+}
+
+// Many rows: a row, whose squares are summed here as mhc_streams.cuh would have: by slices of four spans of four lanes.
+template <int kVecs, typename T>
+__device__ inline void normalise_whole_row(const NormParams<T>& n, int64_t r) {
+  __shared__ float squares[kMostNormGroups * 2];
+  const int lane = threadIdx.x % 32;
+  wait_for_kernel_before();
+  float v[kVecs][8] = {};
 #pragma unroll
   for (int k = 0; k < kVecs; ++k) {
-    if (channel(k) < n.width) load8(n.rows + r * n.stride + channel(k), v[k]);
+    if (row_channel(k) < n.width) load8(n.rows + r * n.stride + row_channel(k), v[k]);
   }
-  float sum = 0;
-  for (int slice = threadIdx.x % 32; slice < n.slices; slice += 32) sum += n.squares[r * n.slices + slice];
-  const float scale = rsqrtf(fmaf(warp_sum(sum), n.inverse_width, n.eps));
 #pragma unroll
   for (int k = 0; k < kVecs; ++k) {
-    if (channel(k) - static_cast<int>(threadIdx.x) % 32 * kVec >= n.width) break;  // whole warps: the quantiser's groups
+    float square = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[k][i] = round_bf16_if(w[k][i] * (v[k][i] * scale), n.round);
-    if (channel(k) < n.width) store8(n.rows + r * n.stride + channel(k), v[k]);
-    if (n.quantised == nullptr) continue;
-    fake_quantise8<E4m3Group32>(v[k]);
-    if (channel(k) < n.width) store8(n.quantised + r * n.quantised_stride + channel(k), v[k]);
+    for (int i = 0; i < 8; ++i) square = fmaf(v[k][i], v[k][i], square);
+    square += __shfl_xor_sync(0xFFFFFFFFu, square, 1);
+    square += __shfl_xor_sync(0xFFFFFFFFu, square, 2);
+    float of_slice = __shfl_sync(0xFFFFFFFFu, square, lane & 16);
+#pragma unroll
+    for (int span = 1; span < 4; ++span) of_slice += __shfl_sync(0xFFFFFFFFu, square, (lane & 16) + 4 * span);
+    if (lane % 16 == 0 && row_channel(k) < n.width) squares[row_channel(k) / (16 * kVec)] = of_slice;
+  }
+  __syncthreads();
+  const float scale = scale_of(squares, n.slices, n.inverse_width, n.eps);
+#pragma unroll
+  for (int k = 0; k < kVecs; ++k) {
+    if (row_channel(k) - lane * kVec >= n.width) break;
+    float w[8] = {};
+    if (row_channel(k) < n.width) load8(n.weight + row_channel(k), w);
+    normalise8(n, r, row_channel(k), v[k], w, scale);
   }
 }
 
+enum class NormBy { kChannels, kWholeRow, kGeneric };
+
 // The first blocks have coefficients, which take longer.
-template <typename T, int kH, int kVecs>
-__global__ void __launch_bounds__(kVecs == kManyNormVecs ? 1024 : kNormThreads, kVecs == kManyNormVecs ? 1 : 4)
+template <typename T, int kH, NormBy kNorm>
+__global__ void __launch_bounds__(kNorm == NormBy::kGeneric ? 1024 : 256, kNorm == NormBy::kGeneric ? 1 : 3)
     mhc_finish_kernel(const CoefficientsParams c, const NormParams<T> n, int coefficient_blocks) {
+  let_next_kernel_start();
   if (static_cast<int>(blockIdx.x) < coefficient_blocks) return coefficients_of<kH>(c, blockIdx.x);
   const int block = static_cast<int>(blockIdx.x) - coefficient_blocks;
-  if (n.squares) return normalise_channels<kVecs>(n, block);
-  const RowWeights<kVecs> weights(n.weight, n.width);
-  wait_for_kernel_before();
-  let_next_kernel_start();
-  T* row = n.rows + block * n.stride;
-  normalise_row(row, row, n.quantised ? n.quantised + block * n.quantised_stride : nullptr, weights, n.width, n.eps,
-                n.round);
+  if constexpr (kNorm == NormBy::kChannels) {
+    normalise_channels(n, block);
+  } else if constexpr (kNorm == NormBy::kWholeRow) {
+    normalise_whole_row<kManyNormVecs>(n, block);
+  } else {
+    const RowWeights<kManyNormVecs> weights(n.weight, n.width);
+    wait_for_kernel_before();
+    T* row = n.rows + block * n.stride;
+    normalise_row(row, row, n.quantised ? n.quantised + block * n.quantised_stride : nullptr, weights, n.width, n.eps,
+                  n.round);
+  }
 }
 
 }  // namespace deepinfer::cuda

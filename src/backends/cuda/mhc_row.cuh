@@ -45,8 +45,9 @@ struct MhcSquares {
   float streams = 0, collapsed = 0;
 };
 
-// Updates two neighbouring channels of the streams, adds to the squares and returns their sum by pre.
-template <bool kUpdate, bool kCollapse>
+// Updates two neighbouring channels of the streams, adds to the squares and returns their sum by pre; kSquare: its
+// squares are wanted.
+template <bool kUpdate, bool kCollapse, bool kSquare>
 __device__ inline uint32_t pass_pair(uint32_t (&streams)[kMhcStreams], uint32_t y, const MhcWeighing& w,
                                      MhcSquares& squares) {
   const float pre[4] = {w.pre.x, w.pre.y, w.pre.z, w.pre.w};
@@ -83,6 +84,7 @@ __device__ inline uint32_t pass_pair(uint32_t (&streams)[kMhcStreams], uint32_t 
   }
   if (!kCollapse) return 0;
   const uint32_t collapsed = pack_bf16(sum[0], sum[1]);
+  if (!kSquare) return collapsed;
   squares.collapsed = fmaf(low_bf16(collapsed), low_bf16(collapsed), squares.collapsed);
   squares.collapsed = fmaf(high_bf16(collapsed), high_bf16(collapsed), squares.collapsed);
   return collapsed;
@@ -106,13 +108,14 @@ __device__ inline float sum_row_lanes(float x) {
 }
 
 // Updates the lane's channels of the row, stores them and their collapse, and returns the span's sums of squares.
-template <bool kUpdate, bool kCollapse>
+template <bool kUpdate, bool kCollapse, bool kSquare>
 __device__ inline MhcSquares pass_unit(MhcUnit& unit, const MhcStreamsParams& p, int64_t row, int channel,
                                        const MhcWeighing& w) {
   MhcSquares squares;
   uint32_t collapsed[4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) collapsed[k] = pass_pair<kUpdate, kCollapse>(unit.pairs[k], unit.y[k], w, squares);
+  for (int k = 0; k < 4; ++k)
+    collapsed[k] = pass_pair<kUpdate, kCollapse, kSquare>(unit.pairs[k], unit.y[k], w, squares);
   if (row < p.rows && channel < p.hidden) {
     if (kUpdate) {
       Bf16* place = p.streams + row * p.streams_stride + channel;
@@ -127,7 +130,7 @@ __device__ inline MhcSquares pass_unit(MhcUnit& unit, const MhcStreamsParams& p,
                                                                                      collapsed[2], collapsed[3]};
     }
   }
-  return {sum_row_lanes(squares.streams), kCollapse ? sum_row_lanes(squares.collapsed) : 0.0f};
+  return {sum_row_lanes(squares.streams), kSquare ? sum_row_lanes(squares.collapsed) : 0.0f};
 }
 
 // One split of a weight pair: what it takes, which leaves the rest.
@@ -171,7 +174,8 @@ __device__ inline void split_weights(MhcOperand& operand, const float4 (&w)[kMhc
 }
 
 // Of 8 rows by the 72 parts, as the tensor cores deal them to lanes: [tile][weights' row lane / 4 or 8 more, streams'
-// row lane % 4 * 2 or 1 more]. The order of calls is part of the result: streams in order, of each the first half first.
+// row lane % 4 * 2 or 1 more]. The order of calls is part of the result: streams in order, of each the first half
+// first.
 using MhcProducts = float[kMhcTiles][4];
 
 // Half the lane's channels of row lane / 4 by a tile of a stream's weights.
@@ -184,37 +188,51 @@ __device__ inline void multiply_unit(MhcProducts& products, const MhcUnit& unit,
       : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(unit.pairs[2 * half][s]), "r"(unit.pairs[2 * half + 1][s]));
 }
 
-// What a span gives to its rows' sums: the projections, the streams' squares, the collapsed squares.
-using MhcRowSums = float[kMhcSums + 1];
+// What a span gives to the sums of 8 rows: the projections and the streams' squares; the collapsed squares.
+struct MhcSpanSums {
+  float of_streams[kMhcGroupRows][kMhcSums];
+  float of_collapsed[kMhcGroupRows];
+};
 
 // The lane's results; an output's parts are added, smallest first.
-template <bool kProject>
-__device__ inline void store_sums(MhcRowSums* rows, const MhcProducts& products, const MhcSquares& squares) {
+template <bool kSquare, bool kProject>
+__device__ inline void store_sums(MhcSpanSums& sums, const MhcProducts& products, const MhcSquares& squares) {
   const int lane = threadIdx.x % 32;
-  if (lane % 4 == 0) rows[lane / 4][kMhcOutputs] = squares.streams, rows[lane / 4][kMhcSums] = squares.collapsed;
+  if (lane % 4 == 0) {
+    sums.of_streams[lane / 4][kMhcOutputs] = squares.streams;
+    if (kSquare) sums.of_collapsed[lane / 4] = squares.collapsed;
+  }
   if (!kProject) return;
   const auto part = [&](int block, int i) { return products[block / 2][block % 2 * 2 + i]; };
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int o = 0; o < kMhcOutputs / 8; ++o) {
-      rows[lane % 4 * 2 + i][o * 8 + lane / 4] = part(6 + o, i) + part(3 + o, i) + part(o, i);
+      sums.of_streams[lane % 4 * 2 + i][o * 8 + lane / 4] = part(6 + o, i) + part(3 + o, i) + part(o, i);
     }
   }
 }
 
-// The sums of 8 rows from `first` on by one slice, from those of its spans: a warp a row, `warp` of `warps`.
-template <bool kCollapse, bool kProject>
+// The sums of 8 rows from `first` on by one slice, from those of its spans in order.
+template <bool kSquare, bool kProject>
 __device__ inline void write_sums(const MhcStreamsParams& p, int slice, int first,
-                                  const MhcRowSums (&sums)[kMhcSliceSpans][kMhcGroupRows], int warp, int warps) {
-  const int lane = threadIdx.x % 32;
-  const bool of_streams = kProject && lane < kMhcSums, of_collapsed = kCollapse && lane == kMhcSums;
-  for (int r = warp; r < min(kMhcGroupRows, p.rows - first); r += warps) {
-    float sum = sums[0][r][min(lane, kMhcSums)];
+                                  const MhcSpanSums (&spans)[kMhcSliceSpans], int thread, int threads) {
+  const int rows = min(kMhcGroupRows, p.rows - first);
+  if (kProject) {
+    float* out = p.sums + (int64_t{slice} * p.rows + first) * kMhcSums;
+    for (int i = thread; i < rows * kMhcSums; i += threads) {
+      float sum = (&spans[0].of_streams[0][0])[i];
 #pragma unroll
-    for (int s = 1; s < kMhcSliceSpans; ++s) sum += sums[s][r][min(lane, kMhcSums)];
-    if (of_streams) p.sums[(int64_t{slice} * p.rows + first + r) * kMhcSums + lane] = sum;
-    if (of_collapsed) p.squares[int64_t{first + r} * gridDim.x + slice] = sum;
+      for (int s = 1; s < kMhcSliceSpans; ++s) sum += (&spans[s].of_streams[0][0])[i];
+      out[i] = sum;
+    }
+  }
+  const int r = threads - 1 - thread;  // by threads that have the fewest of the others
+  if (kSquare && r < rows) {
+    float sum = spans[0].of_collapsed[r];
+#pragma unroll
+    for (int s = 1; s < kMhcSliceSpans; ++s) sum += spans[s].of_collapsed[r];
+    p.squares[int64_t{first + r} * gridDim.x + slice] = sum;
   }
 }
 

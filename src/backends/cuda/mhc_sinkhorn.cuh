@@ -1,12 +1,13 @@
 // Sinkhorn's iteration of ops/mhc.h in one thread's registers, from the softmax of the logits on.
 //
 // Every step waits for the one before, so its length is what counts. The matrix stays as it is: what its rows and
-// columns have been divided by is kept beside it. With m = k / (row * column), a step "divide row i by its sum + eps" is
+// columns have been divided by is kept beside it. With m = k / (row * column), a step "divide row i by its sum + eps"
+// is
 //   row[i] <- sum_j k[i][j] / column[j] + eps * row[i],
 // and likewise for columns. 1 / column[j] is the product of the other columns over the product of all; a reciprocal
 // would take as long as the rest of the step, so only a power of two near the latter is divided by, by its exponent,
-// and rows and columns are known up to a factor (the gauge). Only eps * row[i] needs to know it: as the ratio of the new
-// gauge to the old one, which a reciprocal that was begun two steps earlier gives.
+// and rows and columns are known up to a factor (the gauge). Only eps * row[i] needs to know it: as the ratio of the
+// new gauge to the old one, which a reciprocal that was begun two steps earlier gives.
 #pragma once
 
 #include <cstdint>

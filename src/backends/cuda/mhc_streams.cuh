@@ -2,7 +2,7 @@
 //
 // A slice is 128 channels of every stream, a span 32 of them; a lane has eight neighbouring channels of a span, in two
 // halves. A row's sums are made from slices in order, a slice's from its spans in order: whatever the number of rows
-// and the kernel.
+// and the kernel. The squares of the collapsed row are summed alike, of many rows by the kernel after.
 //
 // Few rows: a block has some rows of a slice, one or two teams of four warps that take eight rows in turn, a warp a
 // span of them. It asks for its weights, and splits them, before the kernel before has ended, and then for all its rows
@@ -43,7 +43,7 @@ __device__ inline void take_unit(MhcUnit& unit, const uint4 (&from)[kMhcStreams 
 struct MhcFewShared {
   uint4 arriving[kMhcFewGroups][kMhcStreams + 1][kMhcTeamThreads];
   MhcWeighing weighing[kMhcFewGroups][kMhcGroupRows];
-  MhcRowSums sums[kMhcFewGroups][kMhcSliceSpans][kMhcGroupRows];
+  MhcSpanSums sums[kMhcFewGroups][kMhcSliceSpans];
 };
 
 // A block has `groups` groups of eight rows.
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kMhcFewTeams* kMhcTeamThreads, 1)
     MhcUnit unit;
     take_unit<kUpdate>(unit, shared.arriving[g], in_team);
     const MhcSquares squares =
-        pass_unit<kUpdate, kCollapse>(unit, p, row + lane / 4, channel, shared.weighing[g][lane / 4]);
+        pass_unit<kUpdate, kCollapse, kCollapse>(unit, p, row + lane / 4, channel, shared.weighing[g][lane / 4]);
     MhcProducts products = {};
     if (kProject) {
 #pragma unroll
@@ -95,14 +95,13 @@ __global__ void __launch_bounds__(kMhcFewTeams* kMhcTeamThreads, 1)
         }
       }
     }
-    if (kCollapse || kProject) store_sums<kProject>(shared.sums[g][span], products, squares);
+    if (kCollapse || kProject) store_sums<kCollapse, kProject>(shared.sums[g][span], products, squares);
   }
   if constexpr (kCollapse || kProject) {
     __syncthreads();
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
-      write_sums<kCollapse, kProject>(p, slice, first + g * kMhcGroupRows, shared.sums[g], threadIdx.x / 32,
-                                      blockDim.x / 32);
+      write_sums<kCollapse, kProject>(p, slice, first + g * kMhcGroupRows, shared.sums[g], threadIdx.x, blockDim.x);
     }
   }
 }
@@ -111,7 +110,7 @@ struct MhcShared {
   uint4 weights[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
   uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
   MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
-  MhcRowSums sums[kMhcTeams][2][kMhcSliceSpans][kMhcGroupRows];
+  MhcSpanSums sums[kMhcTeams][2][kMhcSliceSpans];
 };
 
 __device__ inline void wait_for_team(int team) {
@@ -172,8 +171,8 @@ __global__ void __launch_bounds__(kMhcManyThreads, 1) mhc_many_rows_kernel(const
     MhcSquares squares[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      squares[i] = pass_unit<kUpdate, kCollapse>(units[i], p, first + kMhcGroupRows * i + lane / 4, channel,
-                                                 shared.weighing[buffer][team][i][lane / 4]);
+      squares[i] = pass_unit<kUpdate, kCollapse, false>(units[i], p, first + kMhcGroupRows * i + lane / 4, channel,
+                                                        shared.weighing[buffer][team][i][lane / 4]);
     }
     MhcProducts products[2] = {};
 #pragma unroll
@@ -190,11 +189,11 @@ __global__ void __launch_bounds__(kMhcManyThreads, 1) mhc_many_rows_kernel(const
     }
     // The sums of the rows before have been read: all have come past the barrier above since.
 #pragma unroll
-    for (int i = 0; i < 2; ++i) store_sums<true>(shared.sums[team][i][span], products[i], squares[i]);
+    for (int i = 0; i < 2; ++i) store_sums<false, true>(shared.sums[team][i][span], products[i], squares[i]);
     wait_for_team(team);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      write_sums<kCollapse, true>(p, slice, first + kMhcGroupRows * i, shared.sums[team][i], span, kMhcSliceSpans);
+      write_sums<false, true>(p, slice, first + kMhcGroupRows * i, shared.sums[team][i], in_team, kMhcTeamThreads);
     }
   }
 }
