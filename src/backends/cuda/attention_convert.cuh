@@ -1,9 +1,9 @@
 // From the codes of cached rows to BF16 tiles, by bit operations: 64 keys at a time, 256 columns (a half) by a
 // warpgroup.
 //
-// Values are stored times kRowScale, a power of two that leaves every bit of a scale's range room: products of the
-// codes' bits, which are BF16 numbers with a small exponent, and of an adjusted scale are exact. Whoever uses the tiles
-// takes the factor out again.
+// Values of codes are stored times 2^-8, which leaves every bit of a scale's range room: products of the codes' bits,
+// which are BF16 numbers with a small exponent, and of an adjusted scale are exact. Whoever uses the tiles takes the
+// factor (row_scale) out again. Rows of BF16 are stored as they are.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,6 @@
 #include "ops/row_table.h"
 
 namespace deepinfer::cuda {
-
-inline constexpr float kRowScale = 0x1p-8f;
 
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t product;
@@ -36,37 +34,41 @@ __device__ __forceinline__ uint32_t e4m3_bits(uint32_t word) {
   return (spread & 0x80008000u) | ((spread & 0x7F007F00u) >> 4);
 }
 
-// Nibbles kAt and kAt + 4 of `word` as E2M1 bits in the lower and upper half: value * 2^-126.
+// Nibbles kAt and kAt + 4 of `word` as E2M1 bits in the lower and upper half: value * 2^-126. The product puts the sign
+// of one copy and the rest of another where they belong: shifts would be two, on the busier pipe.
 template <int kAt>
 __device__ __forceinline__ uint32_t e2m1_bits(uint32_t word) {
-  const uint32_t sign = kAt == 3 ? word : word << (12 - 4 * kAt);
-  const uint32_t rest = kAt < 2 ? word << (6 - 4 * kAt) : word >> (4 * kAt - 6);
-  return (sign & 0x80008000u) | (rest & 0x01C001C0u);
+  constexpr int kShift = 4 * (kAt % 2);
+  const uint32_t nibbles = (kAt < 2 ? word : word >> 8) & 0x000F000Fu << kShift;
+  return nibbles * ((1u << (12 - kShift)) + (1u << (6 - kShift))) & 0x81C081C0u;
 }
 
-// Rows by what a thread converts of them. Two threads share a row of 64: `part` 0 takes the even 16-byte pieces of its
-// codes and 1 the odd ones, of the half of the columns that is converted.
-enum class RowKind { kNone, kE4m3, kE2m1 };
+// How a key's row is stored; kNone: there is no such key, its row is zeros.
+enum class RowKind { kNone, kE4m3, kE2m1, kBf16 };
 
-// 512 E4M3 codes, 16 E8M0 scales. Piece j of 8: 16 columns, half a group.
-struct E4m3Half {
-  static constexpr int kPieces = 8;
-  static __device__ __forceinline__ uint4 codes(const std::byte* row, int half, int part, int j) {
-    return load_row16(row + half * 256 + (2 * j + part) * 16);
-  }
-  static __device__ __forceinline__ uint4 scales(const std::byte* row, int half) {
-    const uint2 scales = __ldg(reinterpret_cast<const uint2*>(row + 512 + half * 8));
-    return {scales.x, scales.y, 0, 0};
-  }
-  static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
-                                                 int part, int j) {
-    const uint32_t byte = __byte_perm(j < 4 ? scales.x : scales.y, 0, 0x4440 | (j & 3));
-    const uint32_t scale = byte * 0x00800080u;  // the exponent of a BF16, in both halves
-    const int unit = (2 * j + part) * 2;
-    const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
-    const uint4 a = convert8(codes.x, codes.y, scale), b = convert8(codes.z, codes.w, scale);
-    store_unit(unit_address(tile, row, unit & 7), a);
-    store_unit(unit_address(tile, row, (unit & 7) + 1), b);
+__host__ __device__ constexpr float row_scale(RowKind kind) { return kind == RowKind::kBf16 ? 1.0f : 0x1p-8f; }
+
+// 32 columns of a row, four 16-byte units of a tile: what a thread converts at a time. Eight threads side by side take
+// a half of a row, so that their loads are whole lines. Their units then lie in four tiles, two threads a tile: threads
+// of different tiles store in different order (`turn`, 0 ... 3), lest they meet in the same banks. Units go to to[0 ...
+// 3] + skip.
+template <typename T>
+__device__ __forceinline__ void turn_left(T (&x)[4], int turn) {
+  const bool one = turn & 1, two = turn & 2;
+  const T a = one ? x[1] : x[0], b = one ? x[2] : x[1], c = one ? x[3] : x[2], d = one ? x[0] : x[3];
+  x[0] = two ? c : a, x[1] = two ? d : b, x[2] = two ? a : c, x[3] = two ? b : d;
+}
+
+struct E4m3 {
+  // Of 32 columns, whose scale is an E8M0.
+  static __device__ __forceinline__ void convert(const uint4& a, const uint4& b, uint32_t scale, int turn,
+                                                 const uint32_t (&to)[4], int skip) {
+    uint32_t low[4] = {a.x, a.z, b.x, b.z}, high[4] = {a.y, a.w, b.y, b.w};
+    turn_left(low, turn);
+    turn_left(high, turn);
+    const uint32_t factor = scale * 0x00800080u;  // the exponent of a BF16, in both halves
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_unit(to[i] + skip, convert8(low[i], high[i], factor));
   }
   static __device__ __forceinline__ uint4 convert8(uint32_t low, uint32_t high, uint32_t scale) {
     return {value<0, 1>(low, scale), value<2, 3>(low, scale), value<0, 1>(high, scale), value<2, 3>(high, scale)};
@@ -78,30 +80,18 @@ struct E4m3Half {
   }
 };
 
-// 512 E2M1 codes, 32 E4M3 scales. Piece j of 4: 32 columns, two groups.
-struct E2m1Half {
-  static constexpr int kPieces = 4;
-  static __device__ __forceinline__ uint4 codes(const std::byte* row, int half, int part, int j) {
-    return load_row16(row + half * 128 + (2 * j + part) * 16);
-  }
-  static __device__ __forceinline__ uint4 scales(const std::byte* row, int half) {
-    return load_row16(row + 256 + half * 16);
-  }
-  static __device__ __forceinline__ void convert(const uint4& codes, const uint4& scales, uint32_t tiles, int row,
-                                                 int part, int j) {
-    // Scales 4j + 2 part and the next.
-    const uint32_t word = j == 0 ? scales.x : (j == 1 ? scales.y : (j == 2 ? scales.z : scales.w));
+struct E2m1 {
+  // Of 32 columns, whose two scales are E4M3.
+  static __device__ __forceinline__ void convert(const uint4& codes, uint32_t scales, int turn, const uint32_t (&to)[4],
+                                                 int skip) {
     uint32_t first, second;
-    factors(part == 0 ? word : word >> 16, first, second);
-    const int unit = (2 * j + part) * 4;
-    const uint32_t tile = tiles + (unit >> 3) * kTileBytes;
-    // All values before the first store: a store holds its registers for a while.
-    const uint4 a = convert8(codes.x, first), b = convert8(codes.y, first);
-    const uint4 c = convert8(codes.z, second), d = convert8(codes.w, second);
-    store_unit(unit_address(tile, row, unit & 7), a);
-    store_unit(unit_address(tile, row, (unit & 7) + 1), b);
-    store_unit(unit_address(tile, row, (unit & 7) + 2), c);
-    store_unit(unit_address(tile, row, (unit & 7) + 3), d);
+    factors(scales, first, second);
+    uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+    turn_left(word, turn);
+    const bool a = turn & 2, b = (turn + 1) & 2;
+    const uint32_t factor[4] = {a ? second : first, b ? second : first, a ? first : second, b ? first : second};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_unit(to[i] + skip, convert8(word[i], factor[i]));
   }
   // Two scales, lower bytes of `codes`, as factors of what e2m1_bits gives: times 2^118, in both halves of a word.
   static __device__ __forceinline__ void factors(uint32_t codes, uint32_t& first, uint32_t& second) {
@@ -117,58 +107,38 @@ struct E2m1Half {
   }
 };
 
-// The registers of a thread that converts: both halves of an E2M1 row, or one half of an E4M3 row. Each is filled again
-// as soon as its codes are converted, so that loads run while others are: no proxy fence may stand in between, since it
-// would wait for them. (Whoever reads the tiles through the asynchronous proxy has it.)
-struct RowPiece {
-  static constexpr int kNarrow = E2m1Half::kPieces + 1;
-  uint4 r[2 * kNarrow];
+// Loads that leave registers alone unless `there`: a load in a branch would be waited for where the branch ends.
+__device__ __forceinline__ void load_if(bool there, uint4& x, const std::byte* from) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+               : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+               : "l"(from), "r"(static_cast<int>(there)));
+}
+__device__ __forceinline__ void load_if(bool there, uint32_t& x, const std::byte* from) {  // 2 bytes
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.nc.u16 %0, [%1];\n}\n"
+               : "+r"(x)
+               : "l"(from), "r"(static_cast<int>(there)));
+}
 
-  template <typename Half>
-  __device__ __forceinline__ void fill(int first, const std::byte* row, int half, int part) {
-#pragma unroll
-    for (int j = 0; j < Half::kPieces; ++j) r[first + j] = Half::codes(row, half, part, j);
-    r[first + Half::kPieces] = Half::scales(row, half);
+// 32 columns of a row, chunk `chunk` of 16, on their way through a thread.
+struct RowChunk {
+  uint4 a = {}, b = {};
+  uint32_t scales = 0;
+
+  __device__ __forceinline__ void load(const std::byte* row, RowKind kind, int chunk) {
+    const bool there = kind != RowKind::kNone, wide = kind == RowKind::kE4m3;
+    const std::byte* codes = row + chunk * (wide ? 32 : 16);
+    load_if(there, a, codes);
+    load_if(there, scales, row + (wide ? 512 + (chunk & ~1) : 256 + chunk * 2));
+    load_if(wide, b, codes + 16);
   }
-  // Converts what r[first ...] holds; with `refill` takes that half of that row instead.
-  template <typename Half>
-  __device__ __forceinline__ void convert(int first, uint32_t tiles, int at, int part, bool refill,
-                                          const std::byte* row, int half) {
-    const uint4 scales = r[first + Half::kPieces];
-    if (refill) r[first + Half::kPieces] = Half::scales(row, half);
-#pragma unroll
-    for (int j = 0; j < Half::kPieces; ++j) {
-      Half::convert(r[first + j], scales, tiles, at, part, j);
-      if (refill) r[first + j] = Half::codes(row, half, part, j);
-    }
-  }
-  // What the conversion of a row starts with.
-  __device__ __forceinline__ void fill_first(const std::byte* row, RowKind kind, int part) {
-    if (kind == RowKind::kE4m3) fill<E4m3Half>(0, row, 0, part);
+  __device__ __forceinline__ void convert(RowKind kind, int chunk, int turn, const uint32_t (&to)[4], int skip) const {
     if (kind == RowKind::kE2m1) {
-      fill<E2m1Half>(0, row, 0, part);
-      fill<E2m1Half>(kNarrow, row, 1, part);
-    }
-  }
-  // Converts a half of `row` and starts the loads of what comes into its registers: from `next` or the row's other
-  // half.
-  template <int kHalf>
-  __device__ __forceinline__ void step(const std::byte* row, RowKind kind, const std::byte* next, RowKind next_kind,
-                                       uint32_t tiles, int at, int part) {
-    if (kind == RowKind::kE2m1) {
-      convert<E2m1Half>(kHalf * kNarrow, tiles, at, part, next_kind == RowKind::kE2m1, next, kHalf);
-      if (kHalf == 1 && next_kind == RowKind::kE4m3) fill_first(next, next_kind, part);
+      E2m1::convert(a, scales, turn, to, skip);
     } else if (kind == RowKind::kE4m3) {
-      const bool again = kHalf == 0 || next_kind == RowKind::kE4m3;
-      convert<E4m3Half>(0, tiles, at, part, again, kHalf == 0 ? row : next, kHalf ^ 1);
-      if (!again) fill_first(next, next_kind, part);
+      E4m3::convert(a, b, scales >> chunk % 2 * 8 & 0xFF, turn, to, skip);
     } else {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int unit = 2 * i + part;
-        store_unit(unit_address(tiles + (unit >> 3) * kTileBytes, at, unit & 7), 0, 0, 0, 0);
-      }
-      if (kHalf == 1) fill_first(next, next_kind, part);
+      for (int unit = 0; unit < 4; ++unit) store_unit(to[unit] + skip, 0, 0, 0, 0);
     }
   }
 };

@@ -1,8 +1,8 @@
 // What the two tensor-core kernels of attention share, so that they give the same bits: constants of the shape, the
 // rotation, a block's weights and their sum, and small moves of data.
 //
-// exp(x) is exp2(x log2(e)); the factor, the scores' own and that of the rows (kRowScale) are one. Weights of a head's
-// block: exp2((score - largest) * kScoreScale), largest being the running maximum. Their sum: each 16 keys first
+// exp(x) is exp2(x log2(e)); the factor, the scores' own and that of the rows (row_scale) are one. Weights of a head's
+// block: exp2((score - largest) * score_scale), largest being the running maximum. Their sum: each 16 keys first
 // (thread_sum, then the four threads), then the block's four sums as (0 + 1) + (2 + 3), then the running total
 // (add_block).
 #pragma once
@@ -24,7 +24,10 @@ inline constexpr int kMaxWindow = 128;
 inline constexpr int kMaxSelected = 512;
 inline constexpr int kMaxKeys = kMaxWindow + kMaxSelected;
 inline constexpr float kLog2e = 1.44269504088896341f;
-inline constexpr float kScoreScale = kLog2e / (22.627416997969522f * kRowScale);  // 22.6... is the root of kDim
+// By the kind of the window's rows. 22.6... is the root of kDim.
+__host__ __device__ constexpr float score_scale(RowKind kind) {
+  return kLog2e / (22.627416997969522f * row_scale(kind));
+}
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -32,13 +35,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float weight_of(float score, float largest, float scale) {
+  return exp2_fast((score - largest) * scale);
+}
+
 // Sum over the 16 keys of which the four threads of a row hold two pairs each.
 __device__ __forceinline__ float thread_sum(float a, float b, float c, float d) { return (a + b) + (c + d); }
 __device__ __forceinline__ float add_block(float total, float decay, float sum) { return fmaf(total, decay, sum); }
 
 // What turns a head's weighted sum into the result.
+template <RowKind kWindow>
 __device__ __forceinline__ float head_factor(float total, float largest, float sink) {
-  return (1.0f / kRowScale) / (total + exp2_fast(sink * kLog2e - largest * kScoreScale));
+  return (1.0f / row_scale(kWindow)) / (total + exp2_fast(sink * kLog2e - largest * score_scale(kWindow)));
 }
 
 // Two BF16 as a pair of channels, turned.
@@ -49,6 +57,10 @@ __device__ __forceinline__ uint32_t rotate(uint32_t pair, float c, float s) {
 
 __device__ __forceinline__ void copy_unit(uint32_t to, const std::byte* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// `there` false: zeros, and `from` is not read.
+__device__ __forceinline__ void copy_unit_or_zero(uint32_t to, const std::byte* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -73,17 +85,15 @@ __device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32
   return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
 }
 
-// Starts a row's way to L2, a half of its lines for each of the two threads of the row.
-template <int kBytes>
-__device__ __forceinline__ void prefetch_lines(const std::byte* row, int part) {
+// Starts the way of a row of BF16 to L2.
+__device__ __forceinline__ void prefetch_row(const std::byte* row) {
 #pragma unroll
-  for (int at = 0; at < kBytes; at += 256) {
-    if (at + part * 128 < kBytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at + part * 128) : "memory");
-  }
+  for (int at = 0; at < kDim * 2; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at) : "memory");
 }
 
-__device__ __forceinline__ RowKind row_kind(const KeyList& keys, int key, RowKind compressed) {
-  return key < keys.num_window ? RowKind::kE4m3 : (key < keys.num_keys ? compressed : RowKind::kNone);
+template <RowKind kWindow, RowKind kCompressed>
+__device__ __forceinline__ RowKind row_kind(const KeyList& keys, int key) {
+  return key < keys.num_window ? kWindow : (key < keys.num_keys ? kCompressed : RowKind::kNone);
 }
 
 }  // namespace deepinfer::cuda

@@ -20,8 +20,12 @@ struct Shape {
   float q_scale = 1;
   int lowest_scale = -1, highest_scale = -1;  // codes of the packed types; -1: such that values are near 1
 };
-constexpr Shape kReal = {
-    .heads = 64, .dim = 512, .pairs = 32, .window = RowType::kE4m3Group32, .compressed = RowType::kE2m1Group16};
+constexpr Shape real_shape(RowType window, RowType compressed) {
+  return {.heads = 64, .dim = 512, .pairs = 32, .window = window, .compressed = compressed};
+}
+constexpr Shape kReal = real_shape(RowType::kE4m3Group32, RowType::kE2m1Group16);
+constexpr Shape kRealE4m3 = real_shape(RowType::kE4m3Group32, RowType::kE4m3Group32);
+constexpr Shape kRealBf16 = real_shape(RowType::kBf16, RowType::kBf16);
 
 // position < 0: a padding row. selected < 0: as many as there are, up to top_k.
 struct Token {
@@ -359,12 +363,14 @@ TEST_F(AttentionTest, AgreesWithPlainLoopsOnOddShapes) {
 
 TEST_F(AttentionTest, AgreesWithPlainLoopsAtRealWidths) {
   check(kReal, kManyTokens, "real widths");
+  check(kRealE4m3, kManyTokens, "compressed rows of E4M3");
+  check(kRealBf16, kManyTokens, "rows of BF16");
   Shape shape = kReal;
-  shape.compressed = RowType::kE4m3Group32;
-  check(shape, kManyTokens, "compressed rows of E4M3");
   shape.pairs = 0;
   check(shape, {{700}, {5}}, "no rotation");
-  check(kReal, {{700}, {5}, {127}, {128}}, "no compressed rows", false);
+  for (const Shape& real : {kReal, kRealBf16}) {
+    check(real, {{700}, {5}, {127}, {128}}, "no compressed rows", false);
+  }
 }
 
 TEST_F(AttentionTest, KeepsSmallestAndLargestScales) {
@@ -390,7 +396,7 @@ TEST_F(AttentionTest, KeepsSmallestAndLargestScales) {
 
 TEST_F(AttentionTest, GivesTheSameBitsForAnyBatchAndPosition) {
   const std::vector<Token> tokens = kManyTokens;
-  for (const Shape& shape : {kReal, Shape{}}) {
+  for (const Shape& shape : {kReal, kRealE4m3, kRealBf16, Shape{}}) {
     Problem problem(device(), stream(), shape, tokens, random());
     const int64_t width = shape.heads * shape.dim;
     std::vector<Floats> alone;
@@ -410,9 +416,13 @@ TEST_F(AttentionTest, GivesTheSameBitsForAnyBatchAndPosition) {
 }
 
 TEST_F(AttentionTest, LeavesABatchOfPaddingRowsAlone) {
-  Problem problem(device(), stream(), kReal, {{10}}, random());
-  const Floats got = problem.run({-1, -1, -1});
-  EXPECT_EQ(got.size(), 3u * 64 * 512);
+  for (const Shape& shape : {kReal, kRealBf16}) {
+    Problem problem(device(), stream(), shape, {{10}}, random());
+    for (size_t rows : {3u, 200u}) {
+      const Floats got = problem.run(std::vector<int>(rows, -1));
+      EXPECT_EQ(got.size(), rows * 64 * 512);
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+// What the blocks of a cluster that share a token's keys (attention_cluster.cu) keep, and the shape of the sharing.
+#pragma once
+
+#include "backends/cuda/attention_mma.cuh"
+#include "backends/cuda/attention_steps.cuh"
+#include "backends/cuda/pipeline.cuh"
+
+namespace deepinfer::cuda {
+
+inline constexpr int kCluster = 8;
+inline constexpr int kClusterThreads = 512;
+inline constexpr int kClusterWarps = kClusterThreads / 32;
+inline constexpr int kPieceKeys = 16;  // keys go to blocks of the cluster by fives of these
+inline constexpr int kPieces = kMaxKeys / kPieceKeys;
+inline constexpr int kOwnPieces = kPieces / kCluster;
+inline constexpr int kOwnKeys = kMaxKeys / kCluster;
+inline constexpr int kOwnTileBytes = kOwnKeys * 128;
+inline constexpr int kMaxBlocks = kMaxKeys / kKeysPerBlock;
+inline constexpr int kPieceBytes = kHeads * kPieceKeys * 2;  // of weights
+inline constexpr int kValueWarps = kClusterWarps - 4;        // that convert values; the first four have scores to do
+inline constexpr int kQueryRead = 1, kWeightsWritten = 2, kValuesThere = 3, kFactorThere = 4;  // named barriers
+
+// A number a head and piece of keys, the pieces of a block of the cluster side by side.
+using PieceNumbers = float[kCluster][kHeads][8];
+static_assert(kOwnPieces == 5);
+inline constexpr uint32_t kPieceNumbersBytes = kPieces * kHeads * 4;  // that are sent
+
+struct ClusterShared {
+  std::byte q_then_values[kMaxKeys * 128];      // 8 tiles of 64 heads; one tile of all keys
+  std::byte keys_then_weights[kMaxKeys * 128];  // 8 tiles of the own keys; a piece after the other, 64 heads each
+  PieceNumbers largest, sums;                   // scores; weights
+  float decay[kMaxBlocks][kHeads];
+  float factor[kHeads];
+  uint64_t largest_there, sums_there, weights_there;  // those of all blocks
+  const std::byte* rows[kMaxKeys];
+};
+
+__device__ __forceinline__ float piece_number(const PieceNumbers& numbers, int piece, int head) {
+  return numbers[piece / kOwnPieces][head][piece % kOwnPieces];
+}
+
+// Where a piece's 8 keys of a head's weights lie. Rows of 32 bytes: units alternate so that eight rows meet all banks.
+__device__ __forceinline__ uint32_t weights_address(uint32_t weights, int piece, int head, int half) {
+  return weights + piece * kPieceBytes + head * 32 + ((half ^ (head >> 2 & 1)) << 4);
+}
+
+// The same place in another block of the cluster.
+__device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Five numbers of a head to a block, reported to its barrier. Nobody fences: whoever waits for the barrier sees them.
+__device__ __forceinline__ void send_numbers(uint32_t to, uint32_t barrier, int rank, const float (&x)[kOwnPieces]) {
+  const uint32_t there = in_block(to, rank), report = in_block(barrier, rank);
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(report)
+      : "memory");
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there + 16),
+               "f"(x[4]), "r"(report)
+               : "memory");
+}
+// Of all threads: after it, every block of the cluster has started and made its barriers.
+__device__ __forceinline__ void arrive_started() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_started() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,140 @@
+// Scores and weights of the cluster kernel (attention_cluster.cu): every block has those of its own keys, and sends the
+// others what they need of them.
+#pragma once
+
+#include "backends/cuda/attention_cluster.cuh"
+
+namespace deepinfer::cuda {
+
+// The scores of the own keys: what the largest of each piece and the weights come from.
+__device__ inline void own_scores(ClusterShared& s, float (&w)[40]) {
+  const uint32_t q = shared_address(s.q_then_values), keys = shared_address(s.keys_then_weights);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    mma_scores(w, columns_descriptor(q + i / 4 * kTileBytes) + i % 4 * 2,
+               columns_descriptor(keys + i / 4 * kOwnTileBytes) + i % 4 * 2, i > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_hold(w);
+}
+
+__device__ inline void send_largest(ClusterShared& s, const float (&w)[40], int rank, const int (&heads)[2], int c) {
+  float most[2][kOwnPieces];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int i = 0; i < kOwnPieces; ++i) {
+      const int at = 8 * i + 2 * r;
+      most[r][i] = fmaxf(fmaxf(w[at], w[at + 1]), fmaxf(w[at + 4], w[at + 5]));
+    }
+  }
+#pragma unroll
+  for (int step = 1; step <= 2; ++step) {
+#pragma unroll
+    for (int i = 0; i < 2 * kOwnPieces; ++i) {
+      float& x = most[i / kOwnPieces][i % kOwnPieces];
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    }
+  }
+  const uint32_t barrier = shared_address(&s.largest_there);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t place = shared_address(s.largest[rank][heads[r]]);
+    send_numbers(place, barrier, 2 * c, most[r]);
+    send_numbers(place, barrier, 2 * c + 1, most[r]);
+  }
+}
+
+__device__ __forceinline__ float block_largest(const ClusterShared& s, int block, int head) {
+  return fmaxf(fmaxf(piece_number(s.largest, 4 * block, head), piece_number(s.largest, 4 * block + 1, head)),
+               fmaxf(piece_number(s.largest, 4 * block + 2, head), piece_number(s.largest, 4 * block + 3, head)));
+}
+
+template <RowKind kWindow>
+__device__ void send_weights(ClusterShared& s, const float (&w)[40], int rank, const int (&heads)[2], int c,
+                             std::byte* scratch) {
+  // The own keys belong to two blocks of 64, from first_block on.
+  const int first_piece = rank * kOwnPieces, first_block = first_piece / 4;
+  float running[2][2], sums[2][kOwnPieces];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float most = kNoScore;
+    for (int block = 0; block <= first_block; ++block) most = fmaxf(most, block_largest(s, block, heads[r]));
+    running[0][r] = most;
+    running[1][r] = fmaxf(most, block_largest(s, first_block + 1, heads[r]));
+  }
+#pragma unroll
+  for (int i = 0; i < kOwnPieces; ++i) {
+    const int piece = first_piece + i;
+    uint32_t words[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float most = piece / 4 == first_block ? running[0][r] : running[1][r];
+      float e[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        e[k] = weight_of(w[8 * i + 2 * r + k / 2 * 4 + k % 2], most, score_scale(kWindow));
+      }
+      words[r] = pack_bf16(e[0], e[1]);
+      words[2 + r] = pack_bf16(e[2], e[3]);
+      sums[r][i] = thread_sum(e[0], e[1], e[2], e[3]);
+    }
+    // Thread c of the quad: half c / 2 of head c % 2.
+    const uint4 unit = transpose_quad(words[0], words[1], words[2], words[3], c);
+    *reinterpret_cast<uint4*>(scratch + weights_address(0, piece, heads[0] + c % 2 * 8, c / 2)) = unit;
+  }
+  // From device memory one copy reaches all: eight times the bytes would take the stores' way far longer.
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  sync_threads(kWeightsWritten, 128);
+  if (threadIdx.x == 0) {
+    constexpr uint32_t kBytes = kOwnPieces * kPieceBytes;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+        "%4;" ::"r"(shared_address(s.keys_then_weights) + rank * kBytes),
+        "l"(scratch + rank * kBytes), "r"(kBytes), "r"(shared_address(&s.weights_there)),
+        "h"(static_cast<uint16_t>((1 << kCluster) - 1))
+        : "memory");
+  }
+#pragma unroll
+  for (int step = 1; step <= 2; ++step) {
+#pragma unroll
+    for (int i = 0; i < 2 * kOwnPieces; ++i) {
+      float& x = sums[i / kOwnPieces][i % kOwnPieces];
+      x += __shfl_xor_sync(~0u, x, step);
+    }
+  }
+  const uint32_t barrier = shared_address(&s.sums_there);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t place = shared_address(s.sums[rank][heads[r]]);
+    send_numbers(place, barrier, 2 * c, sums[r]);
+    send_numbers(place, barrier, 2 * c + 1, sums[r]);
+  }
+}
+
+// Decays of all blocks; later, the factor of the result. One thread a head.
+template <RowKind kWindow>
+__device__ void note_decays(ClusterShared& s, int num_blocks, int head, float& largest) {
+  largest = kNoScore;
+  for (int block = 0; block < num_blocks; ++block) {
+    const float most = fmaxf(largest, block_largest(s, block, head));
+    s.decay[block][head] = exp2_fast((largest - most) * score_scale(kWindow));
+    largest = most;
+  }
+}
+template <RowKind kWindow>
+__device__ void note_factor(ClusterShared& s, int num_blocks, int head, float largest, float sink) {
+  float total = 0;
+#pragma unroll
+  for (int block = 0; block < kMaxBlocks; ++block) {
+    if (block >= num_blocks) break;
+    const float sum = (piece_number(s.sums, 4 * block, head) + piece_number(s.sums, 4 * block + 1, head)) +
+                      (piece_number(s.sums, 4 * block + 2, head) + piece_number(s.sums, 4 * block + 3, head));
+    total = add_block(total, s.decay[block][head], sum);
+  }
+  s.factor[head] = head_factor<kWindow>(total, largest, sink);
+}
+
+}  // namespace deepinfer::cuda
