@@ -84,19 +84,22 @@ __device__ __forceinline__ void hold_bits(uint32_t (&bits)[8]) {
   }
 }
 
-// Adds to nothing: d = sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup; `thread` is
-// 0 ... 127 within it, `group` 0 or 1 the half of the rows. `exponent`: TileShare's.
+// Adds to d, which holds zeros, the sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup;
+// `thread` is 0 ... 127 within it, `group` 0 or 1 the half of the rows. `exponent`: TileShare's.
 template <WeightFormat kFormat, int N, int kCluster>
 __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCluster>& ring, RingPosition& at,
                                                int num_tiles, int group, int thread, int exponent) {
   constexpr int kTiles = kStageTiles<N>;
   constexpr int kBytes = tile_bytes(kFormat);
+  // Two tiles a turn: with one, the compiler cannot tell that operands of instructions in flight are left in peace, and
+  // has every instruction wait for the one before (ptxas says so: C7513). Where two blocks share the registers, there
+  // are too few for that at 32 tokens, and waiting is faster than spilling.
+  constexpr int kUnrolled = kTiles == 1 && !kTwoBlocks<N> ? 2 : 1;
   TileShare<kFormat> share;
   uint32_t a[2][8], bits[8], multipliers[2];
-  int accumulate = 0;
   int to_release = -1;
   wgmma_hold(d);
-#pragma unroll 1
+#pragma unroll kUnrolled
   for (int k = 0; k < num_tiles; k += kTiles) {
     const std::byte* stage = ring.stages + at.stage * ring.bytes;
     const std::byte* weights = stage + kTiles * kSlabBytes<N> + group * kTiles * kBytes;
@@ -111,20 +114,18 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCl
       wgmma_wait<1>();
       share.finish(0, bits, multipliers, a[0]);
       wgmma_fence();
-      Wgmma<N>::mma(d, a[0], wgmma_descriptor_from(b), accumulate);
+      Wgmma<N>::mma(d, a[0], wgmma_descriptor_from(b), 1);
       Wgmma<N>::mma(d, a[0] + 4, wgmma_descriptor_from(b + 2), 1);
       wgmma_commit();
       share.prepare(1, exponent, bits, multipliers);
       hold_bits<kFormat>(bits);
       wgmma_wait<1>();
-      if (to_release >= 0) ring.release(to_release);
-      to_release = -1;
+      if (j == 0 && k > 0) ring.release(to_release);
       share.finish(1, bits, multipliers, a[1]);
       wgmma_fence();
       Wgmma<N>::mma(d, a[1], wgmma_descriptor_from(b + 4), 1);
       Wgmma<N>::mma(d, a[1] + 4, wgmma_descriptor_from(b + 6), 1);
       wgmma_commit();
-      accumulate = 1;
       b += kSlabBytes<N> / 16;
     }
     to_release = at.stage;
@@ -132,7 +133,7 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCl
   }
   wgmma_wait<0>();
   wgmma_hold(d);
-  if (to_release >= 0) ring.release(to_release);
+  ring.release(to_release);
 }
 
 // The part of a warpgroup whose rows lie beyond the matrix: hands stages back unread.

@@ -83,6 +83,10 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
       plan.num_counters += blocks;
       plan.num_partials += int64_t{blocks} * g.num_parts;
     }
+    g.stores_boxes = g.out.is_bf16 && g.out.round && !g.out.quantise && g.out.vectors;
+    if (g.stores_boxes && variant.block_tokens >= kBoxTokens) {
+      plan.params.outputs[i] = token_map(task.out.data, task.out.rows, task.out.cols, task.out.stride, kBoxTokens);
+    }
     plan.params.tokens[i] =
         token_map(task.in.data, task.in.rows, task.in.cols, task.in.stride, variant.block_tokens / variant.cluster);
   }

@@ -26,7 +26,8 @@ struct GemmTask {
   int cluster_rows;  // of 128 a block of a cluster
   int token_blocks;  // of N
   int num_parts;
-  int exponent;  // TileShare's
+  int exponent;       // TileShare's
+  bool stores_boxes;  // plain BF16 outputs at multiples of 16 bytes
   int first_item;
   int first_counter;      // of its blocks
   int64_t first_partial;  // of its items
@@ -34,6 +35,7 @@ struct GemmTask {
 
 struct GemmParams {
   CUtensorMap tokens[kMaxGemmTasks];
+  CUtensorMap outputs[kMaxGemmTasks];  // of those that boxes can be stored to
   GemmTask tasks[kMaxGemmTasks];
   int num_tasks;
   int num_items;
@@ -60,6 +62,10 @@ const GemmVariants& gemm_variants_f8();
 const GemmVariants& gemm_variants_fp4();
 const GemmVariants& gemm_variants_bf16();
 inline constexpr int kMaxGemmStages = 24;
+inline constexpr int kBoxTokens = 128;  // of a box of outputs
+// Floats of a warpgroup's staging: the sums of write_outputs, or a box.
+template <int N>
+inline constexpr int kWarpgroupStaging = N >= kBoxTokens ? kBoxTokens * 32 : kStagingFloats<N>;
 
 // The number of parts that the sums of a matrix are made of: its own constant, whatever runs beside it.
 int gemm_parts(int64_t rows, int64_t cols);

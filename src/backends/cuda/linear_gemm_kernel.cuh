@@ -40,6 +40,37 @@ __device__ __forceinline__ int part_begin(const GemmTask& task, int part) {
   return part * task.num_k_tiles / task.num_parts;
 }
 
+// One warpgroup's 64 outputs from `first_output` on, rounded to BF16, of N tokens: stored by the copy engine, which
+// reads the staging while the next item is on its way. `staging`: kBoxTokens rows of 128 bytes, at a multiple of 1024.
+template <int N>
+__device__ __forceinline__ void write_boxes(const OutputFormat& out, const CUtensorMap* map, const float (&d)[N / 2],
+                                            int first_token, int first_output, float* staging, int barrier,
+                                            int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  const int to_token = lane % 8 + lane / 16 * 8, to_unit = 2 * warp + lane / 8 % 2;  // as in write_rounded
+  const uint32_t base = shared_address(staging);
+#pragma unroll
+  for (int box = 0; box < N / kBoxTokens; ++box) {
+    if (first_token + box * kBoxTokens >= out.num_tokens) break;
+    if (thread == 0) wait_for_reads_of_stores();
+    sync_threads(barrier, 128);
+#pragma unroll
+    for (int j = 0; j < kBoxTokens / 16; ++j) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = box * kBoxTokens / 2 + 8 * j + 2 * i;
+        pairs[i] = pack_bf16(d[at] * out.scale, d[at + 1] * out.scale);
+      }
+      const int token = 16 * j + to_token;
+      store_transposed(base + token * 128 + ((to_unit ^ (token % 8)) << 4), pairs);
+    }
+    fence_async_proxy();
+    sync_threads(barrier, 128);
+    if (thread == 0) store_box(map, first_output, first_token + box * kBoxTokens, base);
+  }
+}
+
 // All stages of all of this block's items, in order. The weights of the first stages are fetched before the
 // predecessor is complete.
 template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
@@ -164,7 +195,7 @@ __device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmP
     float sum[4];
     partials.add_up(g, sum);
     if (row_tile >= task.row_tiles) continue;
-    write_outputs<8>(task.out, sum, first_token + 8 * g, row_tile * kTileRows, staging + group * kStagingFloats<N>,
+    write_outputs<8>(task.out, sum, first_token + 8 * g, row_tile * kTileRows, staging + group * kWarpgroupStaging<N>,
                      2 + group, thread);
   }
 }
@@ -195,10 +226,10 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
         continue;
       }
     } else {
-      float part_sum[N / 2];
-#pragma unroll
-      for (float& x : part_sum) x = 0;
       for (int part = 0; part < task.num_parts; ++part) {
+        float part_sum[N / 2];
+#pragma unroll
+        for (float& x : part_sum) x = 0;
         const int num_tiles = part_begin(task, part + 1) - part_begin(task, part);
         if (has_rows) {
           multiply_tiles<kFormat, N>(part_sum, ring, at, num_tiles, group, thread, task.exponent);
@@ -209,9 +240,18 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
         for (int i = 0; i < N / 2; ++i) d[i] = part == 0 ? part_sum[i] : d[i] + part_sum[i];
       }
     }
+    if constexpr (N >= kBoxTokens) {
+      if (has_rows && task.stores_boxes) {
+        write_boxes<N>(task.out, &params.outputs[item.task], d, item.token_block * N,
+                       (2 * item.block_row + group) * kTileRows, staging + group * kWarpgroupStaging<N>, 2 + group,
+                       thread);
+        continue;
+      }
+    }
     if (has_rows) {
+      if (N >= kBoxTokens && thread == 0) wait_for_reads_of_stores();
       write_outputs<N>(task.out, d, item.token_block * N, (2 * item.block_row + group) * kTileRows,
-                       staging + group * kStagingFloats<N>, 2 + group, thread);
+                       staging + group * kWarpgroupStaging<N>, 2 + group, thread);
     }
   }
 }
@@ -223,7 +263,7 @@ __global__ void __launch_bounds__(kGemmThreads<N>, kTwoBlocks<N> ? 2 : 1)
 #ifdef DI_SM90A
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
-  std::byte* barriers = reinterpret_cast<std::byte*>(staging + 2 * kStagingFloats<N>);
+  std::byte* barriers = reinterpret_cast<std::byte*>(staging + 2 * kWarpgroupStaging<N>);
   auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxGemmStages);
   const Ring<kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
                             params.num_stages, params.ring_bytes};
@@ -240,6 +280,7 @@ __global__ void __launch_bounds__(kGemmThreads<N>, kTwoBlocks<N> ? 2 : 1)
   } else {
     if constexpr (!kTwoBlocks<N>) take_registers<232>();
     consume<kFormat, N, kSpread, kCluster>(params, ring, staging, seen);
+    if (N >= kBoxTokens && threadIdx.x % 128 == 0) wait_for_stores();
   }
   // No block leaves while another may still write to it.
   if constexpr (kCluster > 1) {
@@ -260,7 +301,7 @@ constexpr GemmVariant gemm_variant() {
           stage_bytes<N>(tile_bytes(kFormat)),
           kGemmThreads<N>,
           kSharedLimit<N>,
-          2 * kStagingFloats<N> * 4 + 16 * kMaxGemmStages + 16};
+          2 * kWarpgroupStaging<N> * 4 + 16 * kMaxGemmStages + 16};
 }
 
 // In the order of GemmShape.

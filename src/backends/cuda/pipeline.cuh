@@ -112,6 +112,20 @@ __device__ __forceinline__ void copy_box_to_cluster(uint32_t to, const CUtensorM
       "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy), "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
+// The other way, from shared memory that threads wrote (and fenced for the asynchronous proxy); what lies outside the
+// tensor is dropped. One thread calls it, and then the same one the waits.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int x, int y, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+               "r"(x), "r"(y)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until the stores have read their shared memory.
+__device__ __forceinline__ void wait_for_reads_of_stores() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Until the stores are done.
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -347,6 +347,31 @@ TEST_F(LinearTest, MoreTasksThanALaunchTakesAllRun) {
   for (int64_t i = 0; i < 3 * 40 * 64; ++i) ASSERT_EQ(got[i], want[i / 2560 * 64 + i % 64]) << i;
 }
 
+// Blocks of 128 tokens and more store BF16 outputs by another way than fp32 ones, also beside tasks that cannot.
+TEST_F(LinearTest, RoundedOutputsOfManyTokensAreTheRoundedSums) {
+  struct Shape {
+    int64_t rows, cols, tokens;
+  };
+  constexpr Shape kShapes[] = {{336, 1248, 300}, {1280, 5120, 1000}, {5120, 512, 513}, {48, 64, 129}};
+  for (const Shape& shape : kShapes) {
+    const Matrix m = matrix(WeightFormat::kF8Tile32, shape.rows, shape.cols);
+    const PackedWeight weight = pack(m);
+    const Floats x = random_values(shape.tokens * shape.cols, 1, ElementType::kBf16);
+    Floats want = product(weight, x, shape.tokens, ElementType::kF32);
+    for (float& value : want) value = round_to_bfloat16(value);
+    const std::string what = std::to_string(shape.rows) + " outputs, tokens " + std::to_string(shape.tokens);
+    expect_same_bits(product(weight, x, shape.tokens, ElementType::kBf16), want, what, shape.rows);
+    const Tensor in = tensor(ElementType::kBf16, shape.tokens, shape.cols, x);
+    const Tensor wide = poisoned(ElementType::kBf16, shape.tokens, shape.rows, shape.rows + 64);
+    const Tensor uneven = poisoned(ElementType::kBf16, shape.tokens, shape.rows, shape.rows + 3);
+    const Tensor sums = poisoned(ElementType::kF32, shape.tokens, shape.rows);
+    const LinearTask tasks[] = {task(wide, in, weight), task(uneven, in, weight), task(sums, in, weight)};
+    cuda::linear(stream(), tasks);
+    expect_same_bits(wide.values(), want, what + ", beside others", shape.rows);
+    expect_same_bits(uneven.values(), want, what + ", uneven rows", shape.rows);
+  }
+}
+
 TEST_F(LinearTest, OutputsAreRoundedAndQuantisedAsTheyWouldBeAfterwards) {
   for (ElementType type : kBothTypes) {
     for (int64_t tokens : {1, 9, 40, 130}) {
