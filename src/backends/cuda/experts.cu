@@ -79,7 +79,7 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
   check_shapes(args, bank);
   const int num_tokens = static_cast<int>(args.in.rows);
   if (num_tokens == 0) return;
-  PlanShape shape{num_tokens, static_cast<int>(args.experts.cols), bank.num_experts, kExactTileRows};
+  PlanShape shape{num_tokens, static_cast<int>(args.experts.cols), bank.num_experts, kExactTileRows, kExactTileRows};
   const auto* matrices = reinterpret_cast<const ExpertMatrices*>(bank.matrices.get());
   const int64_t all_rows = shape.num_rows() + num_tokens;
   const bool fast = bank.tensor_cores && args.in.type == ElementType::kBf16 && args.round_to_bf16 &&
@@ -95,8 +95,8 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
                   reinterpret_cast<float*>(out_rows));
     return combine_rows(cuda, shape, plan, out_rows, ElementType::kF32, args);
   }
-  const ExpertsVariant variant = choose_variant(num_tokens, shape.top_k, bank.num_experts);
-  shape.tile_rows = variant.tile_rows;
+  const ExpertsVariant variant = choose_variant(num_tokens, shape.top_k, bank);
+  shape.tile_rows = variant.tile_rows, shape.shared_tile_rows = variant.shared_tile_rows;
   const int64_t plan_size = aligned(plan_bytes(shape)), activated_size = aligned(all_rows * bank.inner * 2);
   auto* memory = static_cast<std::byte*>(cuda.scratch(plan_size + activated_size + all_rows * bank.hidden * 2));
   const ExpertsPlan plan = plan_at(memory, shape);
@@ -104,7 +104,7 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
   std::byte* rows = memory + plan_size + activated_size;
   const ExpertsMemory where{rows, memory + plan_size, rows};
   make_plan(cuda, shape, args, matrices, plan);
-  if (!variant.gathers) scatter_tokens(cuda, shape, plan, args.in, rows);
+  if (variant.is_many()) scatter_tokens(cuda, shape, plan, args.in, rows);
   multiply_gate_up(cuda, variant, shape, bank, args, plan, where);
   multiply_down(cuda, variant, shape, bank, plan, where);
   combine_rows(cuda, shape, plan, rows, ElementType::kBf16, args);

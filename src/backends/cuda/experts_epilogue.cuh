@@ -4,6 +4,7 @@
 // and eight neighbours a group of 32.
 #pragma once
 
+#include "backends/cuda/experts_items.cuh"
 #include "backends/cuda/gemm_epilogue.cuh"
 
 namespace deepinfer::cuda {
@@ -33,15 +34,6 @@ __device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 
   }
 }
 
-// gate * sigmoid(gate) * up * weight as ops::swiglu does it, the products having been rounded.
-__device__ __forceinline__ float activate(float gate, float up, float weight, float limit) {
-  gate = round_bf16(gate), up = round_bf16(up);
-  const float x = gate < limit ? gate : limit;
-  const float y = fminf(fmaxf(up, -limit), limit);
-  const float sigmoid = 1.0f / (1.0f + expf(-x));
-  return round_bf16(x * sigmoid * y * weight);
-}
-
 // Both warpgroups: the first has the sums of 64 gates, the second those of the same 64 ups. `staging`: room for
 // kTokens of both. `weights`: of the rows, or null for 1.
 template <int kTokens, int N>
@@ -62,8 +54,10 @@ __device__ __forceinline__ void write_activation(const RowsOut& out, const float
       const float4 gate = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
       const float4 up = *reinterpret_cast<const float4*>(staging + (kTokens + local) * kStagedStride + column);
       const float weight = weights != nullptr && token < num_rows ? __ldcg(weights + first_row + token) : 1.0f;
-      float x[4] = {activate(gate.x, up.x, weight, limit), activate(gate.y, up.y, weight, limit),
-                    activate(gate.z, up.z, weight, limit), activate(gate.w, up.w, weight, limit)};
+      const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = activate(round_bf16(gates[i]), round_bf16(ups[i]), weight, limit);
       if (quantise) fake_quant_e4m3(x);
       if (token < num_rows) store_row4(out, first_row + token, first_output + column, x);
     }

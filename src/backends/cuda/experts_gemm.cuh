@@ -15,15 +15,16 @@ struct PreparedExperts {
 };
 
 // Which kernels run for so many tokens, and with how large tiles of the plan. A row's bits depend on neither.
+enum class ExpertsKernel { kFewItems, kFew8, kFew16, kMany };
 struct ExpertsVariant {
-  int tile_rows;
-  bool gathers;    // rows of tokens are fetched one by one; otherwise from a dense copy
-  bool few_items;  // hardly more than there are multiprocessors
+  int tile_rows, shared_tile_rows;
+  ExpertsKernel kernel;
+  bool is_many() const { return kernel == ExpertsKernel::kMany; }
 };
-ExpertsVariant choose_variant(int num_tokens, int top_k, int num_experts);
+ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank);
 
 struct ExpertsMemory {
-  std::byte* in_rows;    // [rows, hidden] BF16 unless the variant gathers
+  std::byte* in_rows;    // [rows, hidden] BF16, for many rows
   std::byte* activated;  // [rows + tokens, inner] BF16
   std::byte* out_rows;   // [rows + tokens, hidden] BF16
 };
@@ -34,5 +35,12 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
                       const ExpertsMemory& memory);
 void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape,
                    const PreparedExperts& bank, const ExpertsPlan& plan, const ExpertsMemory& memory);
+
+// Their halves for many rows; and the most rows that an item then has.
+void multiply_gate_up_many(CudaStream& stream, const PlanShape& shape, const PreparedExperts& bank,
+                           const ops::ExpertsArgs& args, const ExpertsPlan& plan, const ExpertsMemory& memory);
+void multiply_down_many(CudaStream& stream, const PlanShape& shape, const PreparedExperts& bank,
+                        const ExpertsPlan& plan, const ExpertsMemory& memory);
+int most_rows_of_item(ops::WeightFormat format);
 
 }  // namespace deepinfer::cuda

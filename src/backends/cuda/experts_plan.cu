@@ -4,8 +4,9 @@
 // Floors: a few passes over num_tokens * top_k numbers; reading the slots' rows once and writing the outputs.
 #include <algorithm>
 
-#include "backends/cuda/experts_plan.cuh"
+#include "backends/cuda/experts_items.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/values.cuh"
 
 namespace deepinfer::cuda {
@@ -13,6 +14,10 @@ namespace {
 
 constexpr int kPlanThreads = 1024, kPlanWarps = kPlanThreads / 32;
 constexpr int kAtOnce = 4;
+constexpr int kPlanBlocks = 8;  // a cluster, for many slots
+
+__device__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Sums of two numbers over the threads before this one.
 __device__ int2 exclusive_scan(int2 x, int2* warp_sums) {
@@ -39,9 +44,6 @@ __device__ int2 exclusive_scan(int2 x, int2* warp_sums) {
   return {before.x + sum.x - x.x, before.y + sum.y - x.y};
 }
 
-// Rows a tile if an expert's rows are spread evenly over as few tiles as there can be.
-__device__ int even_rows(int count, int tiles) { return ((count + tiles - 1) / tiles + 7) / 8 * 8; }
-
 __device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int index, int first_row, int count, int tiles,
                             int shared) {
   if (tiles == 0) return;
@@ -51,21 +53,36 @@ __device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int ind
   }
 }
 
-// Warp w takes the w-th piece of the slots in order, 32 at a time: first it counts each expert's, then, knowing how
-// many came before, it gives them their rows.
+// Of a cluster's blocks: `value` in the shared memory of block `block`.
+__device__ int load_from_block(const int* value, int block) {
+  int result;
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.b32 %0, [there];\n}\n"
+               : "=r"(result)
+               : "r"(shared_address(value)), "r"(block)
+               : "memory");
+  return result;
+}
+
+// Warp w of all the cluster's takes the w-th piece of the slots in order, 32 at a time: first it counts each expert's,
+// then, knowing how many came before, it gives them their rows.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(const PlanShape shape, Rows<const int32_t> experts, Rows<const float> weights,
                 const ExpertMatrices* matrices, const ExpertsPlan plan) {
-  extern __shared__ int counts[];  // [warps in use][experts], later those of the warps before; then the first rows
+  // [warps in use][experts], later those of the warps before; then the block's of every expert; then the first rows
+  extern __shared__ int counts[];
   __shared__ int2 warp_sums[32];
   let_next_kernel_start();
+  const int blocks = gridDim.x, block = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = shape.num_tokens * shape.top_k;
-  const int piece = (rows + 32 * kPlanWarps - 1) / (32 * kPlanWarps) * 32, warps = (rows + piece - 1) / piece;
+  const int all_warps = blocks * kPlanWarps, piece = (rows + 32 * all_warps - 1) / (32 * all_warps) * 32;
+  const int warps = min(max((rows + piece - 1) / piece - block * kPlanWarps, 0), kPlanWarps);
+  int* totals = counts + min((rows + piece - 1) / piece, kPlanWarps) * shape.num_experts;
+  int* first_rows = totals + shape.num_experts;
   for (int i = threadIdx.x; i < warps * shape.num_experts; i += kPlanThreads) counts[i] = 0;
   __syncthreads();
   wait_for_kernel_before();
   int* own = counts + warp * shape.num_experts;
-  const int begin = min(warp * piece, rows), end = min(begin + piece, rows);
+  const int begin = min((block * kPlanWarps + warp) * piece, rows), end = min(begin + piece, rows);
   // Several at a time, for their loads to overlap.
   const auto load_chosen = [&](int first, int(&chosen)[kAtOnce]) {
 #pragma unroll
@@ -86,7 +103,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   __syncthreads();
   const int expert = threadIdx.x;
-  int total = 0;
+  int of_block = 0;
   if (expert < shape.num_experts) {
     for (int w = 0; w < warps; w += 8) {
       int count[8];
@@ -94,23 +111,42 @@ __global__ void __launch_bounds__(kPlanThreads)
       for (int i = 0; i < 8; ++i) count[i] = w + i < warps ? counts[(w + i) * shape.num_experts + expert] : 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (w + i < warps) counts[(w + i) * shape.num_experts + expert] = total;
-        total += count[i];
+        if (w + i < warps) counts[(w + i) * shape.num_experts + expert] = of_block;
+        of_block += count[i];
       }
     }
+    totals[expert] = of_block;
+  }
+  int total = of_block, in_blocks_before = 0;
+  if (blocks > 1) {
+    sync_cluster();
+    total = 0;
+    if (expert < shape.num_experts) {
+      for (int i = 0; i < blocks; ++i) {
+        const int count = load_from_block(totals + expert, i);
+        in_blocks_before += i < block ? count : 0;
+        total += count;
+      }
+    }
+    cluster_arrive();  // no block leaves while another may still read from it
   }
   const int tiles = (total + shape.tile_rows - 1) / shape.tile_rows;
   const int2 before = exclusive_scan(make_int2(total, tiles), warp_sums);
-  const int shared_tiles = (shape.num_tokens + shape.tile_rows - 1) / shape.tile_rows;
-  int* first_rows = counts + warps * shape.num_experts;
-  if (expert < shape.num_experts) first_rows[expert] = before.x;
+  const int shared_tiles = shape.shared_tiles();
+  if (expert < shape.num_experts) first_rows[expert] = before.x + in_blocks_before;
   __syncthreads();
   for (int first = begin; first < end; first += 32 * kAtOnce) {
     int chosen[kAtOnce];
+    float weight[kAtOnce];
     load_chosen(first, chosen);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int slot = first + 32 * i + lane, token = slot / shape.top_k;
+      const int slot = first + 32 * i + lane;
+      weight[i] = slot < end ? weights.row(slot / shape.top_k)[slot % shape.top_k] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int slot = first + 32 * i + lane;
       const unsigned same = __match_any_sync(0xFFFFFFFFu, chosen[i]);
       const bool valid = chosen[i] >= 0;
       const int row = valid ? first_rows[chosen[i]] + own[chosen[i]] + __popc(same & ((1u << lane) - 1)) : 0;
@@ -119,17 +155,20 @@ __global__ void __launch_bounds__(kPlanThreads)
       __syncwarp();
       if (!valid) continue;
       plan.slot_row[slot] = row;
-      plan.row_token[row] = token;
-      plan.row_weight[row] = weights.row(token)[slot % shape.top_k];
+      plan.row_token[row] = slot / shape.top_k;
+      plan.row_weight[row] = weight[i];
     }
   }
-  if (expert < shape.num_experts && tiles > 0) {
-    write_tiles(plan.tiles + shared_tiles + before.y, matrices, expert, before.x, total, tiles, 0);
+  if (block == 0) {
+    if (expert < shape.num_experts && tiles > 0) {
+      write_tiles(plan.tiles + shared_tiles + before.y, matrices, expert, before.x, total, tiles, 0);
+    }
+    if (expert == shape.num_experts - 1) *plan.num_tiles = shared_tiles + before.y + tiles;
+    if (expert == kPlanThreads - 1) {
+      write_tiles(plan.tiles, matrices, shape.num_experts, rows, shape.num_tokens, shared_tiles, 1);
+    }
   }
-  if (expert == shape.num_experts - 1) *plan.num_tiles = shared_tiles + before.y + tiles;
-  if (expert == kPlanThreads - 1) {
-    write_tiles(plan.tiles, matrices, shape.num_experts, rows, shape.num_tokens, shared_tiles, 1);
-  }
+  if (blocks > 1) cluster_wait();
 }
 
 // A block reads a token and writes it to the rows of its slots.
@@ -196,14 +235,25 @@ void make_plan(CudaStream& stream, const PlanShape& shape, const ops::ExpertsArg
                const ExpertsPlan& plan) {
   DI_CHECK(shape.num_experts < kPlanThreads, "{} experts; the plan takes at most {}", shape.num_experts,
            kPlanThreads - 1);
+  const int blocks = shape.num_rows() > 2048 ? kPlanBlocks : 1;
   const int warps = std::min(kPlanWarps, (shape.num_rows() + 31) / 32);
-  const size_t shared = static_cast<size_t>(warps + 1) * shape.num_experts * sizeof(int);
-  if (shared > 40 * 1024) {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
-  }
-  launch(stream, Start::kEarly, dim3(1), kPlanThreads, shared, plan_kernel, shape,
-         Rows<const int32_t>{args.experts.data, args.experts.stride},
-         Rows<const float>{args.weights.data, args.weights.stride}, experts, plan);
+  const size_t shared = static_cast<size_t>(warps + 2) * shape.num_experts * sizeof(int);
+  DI_CUDA_CHECK(cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kPlanThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream.handle();
+  config.attrs = attributes;
+  config.numAttrs = blocks > 1 ? 2 : 1;
+  DI_CUDA_CHECK(cudaLaunchKernelEx(&config, plan_kernel, shape,
+                                   Rows<const int32_t>{args.experts.data, args.experts.stride},
+                                   Rows<const float>{args.weights.data, args.weights.stride}, experts, plan));
 }
 
 void scatter_tokens(CudaStream& stream, const PlanShape& shape, const ExpertsPlan& plan, const ConstTensorView& in,

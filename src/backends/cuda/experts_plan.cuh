@@ -41,9 +41,10 @@ struct ExpertsPlan {
 
 struct PlanShape {
   int num_tokens, top_k, num_experts;
-  int tile_rows;  // at most so many rows a WorkTile; a multiple of 8
+  int tile_rows;         // at most so many rows a WorkTile; a multiple of 8
+  int shared_tile_rows;  // likewise of the shared expert
   int num_rows() const { return num_tokens * top_k; }
-  int shared_tiles() const { return (num_tokens + tile_rows - 1) / tile_rows; }
+  __host__ __device__ int shared_tiles() const { return (num_tokens + shared_tile_rows - 1) / shared_tile_rows; }
   int most_tiles() const;
 };
 

@@ -1,0 +1,220 @@
+// The kernel for few rows an expert: one persistent launch for w1 and w3 of all experts, one for w2.
+//
+// Floor of both: the bytes of the experts that have rows / memory bandwidth.
+//
+// An item is a WorkTile times 64 rows of w1 and the same 64 of w3, or 128 rows of w2. Who computes an item has no part
+// in its bits.
+#pragma once
+
+#include "backends/cuda/experts_epilogue.cuh"
+#include "backends/cuda/experts_items.cuh"
+#include "backends/cuda/experts_mainloop.cuh"
+#include "backends/cuda/launch.cuh"
+
+namespace deepinfer::cuda {
+
+struct FewParams {
+  CUtensorMap routed_tokens, shared_tokens;  // boxes of one row
+  const int* num_tiles;
+  const WorkTile* tiles;
+  const int32_t* row_token;  // rows of `routed_tokens` that the routed rows are, or null: in order
+  const float* row_weight;   // null: w2
+  int shared_first;          // the row that is row 0 of `shared_tokens`
+  WeightFormat routed_format, shared_format;
+  int num_k_tiles;
+  int row_tiles;  // of 64, of a matrix
+  int items_per_tile;
+  RowsOut out;
+  float limit;
+  bool quantise;
+  const std::byte* prefetch[2];  // matrices of so many bytes that every step reads
+  int64_t prefetch_bytes;
+};
+
+template <class Kind>
+constexpr int kSharedBytes =
+    Kind::kStages* Kind::kStageBytes + 2 * Kind::kStagedTokens* kStagedStride * 4 + 16 * Kind::kStages;
+
+template <bool kGateUp>
+struct ItemMatrices {
+  const std::byte* tiles[2];  // of the two warpgroups; null: no rows
+};
+template <bool kGateUp>
+__device__ __forceinline__ ItemMatrices<kGateUp> matrices_of(const WorkTile& tile, int block, int row_tiles,
+                                                             int64_t row_tile_bytes) {
+  ItemMatrices<kGateUp> m;
+  if constexpr (kGateUp) {
+    const bool has = block < row_tiles;
+    m.tiles[0] = has ? tile.expert.w1.tiles + block * row_tile_bytes : nullptr;
+    m.tiles[1] = has ? tile.expert.w3.tiles + block * row_tile_bytes : nullptr;
+  } else {
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      m.tiles[g] = 2 * block + g < row_tiles ? tile.expert.w2.tiles + (2 * block + g) * row_tile_bytes : nullptr;
+    }
+  }
+  return m;
+}
+
+// What the producer knows of an item.
+template <class Kind, bool kGateUp>
+struct Source {
+  ItemMatrices<kGateUp> matrices;
+  const CUtensorMap* map;
+  int n, stage_tiles, bytes_of_tile, groups;
+  int first_row;  // of the map
+  int own_row;    // the row that this lane fetches, if it fetches one
+  int num_rows;   // that are fetched
+
+  __device__ __forceinline__ Source(const FewParams& params, int index, int lane) {
+    const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
+    const WeightFormat format = tile.shared ? params.shared_format : params.routed_format;
+    n = Kind::kMost, stage_tiles = cuda::stage_tiles<Kind>(format, n);
+    bytes_of_tile = tile_bytes(format);
+    matrices = matrices_of<kGateUp>(tile, index % params.items_per_tile, params.row_tiles,
+                                    int64_t{params.num_k_tiles} * bytes_of_tile);
+    groups = (matrices.tiles[0] != nullptr) + (matrices.tiles[1] != nullptr);
+    map = tile.shared ? &params.shared_tokens : &params.routed_tokens;
+    first_row = tile.first_row - (tile.shared ? params.shared_first : 0);
+    own_row = first_row + lane;
+    num_rows = tile.num_rows;
+    if (params.row_token != nullptr && !tile.shared && lane < num_rows) {
+      own_row = __ldcg(params.row_token + own_row);
+    }
+  }
+  // By one lane.
+  __device__ __forceinline__ void copy_weights(uint32_t stage, uint32_t barrier, int k, int count,
+                                               uint64_t policy) const {
+    barrier_expect(barrier, count * (num_rows * 128 + groups * bytes_of_tile));
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      if (matrices.tiles[g] == nullptr) continue;
+      copy_bulk(stage + stage_tiles * (n * 128 + g * bytes_of_tile),
+                matrices.tiles[g] + static_cast<int64_t>(k) * bytes_of_tile, count * bytes_of_tile, barrier, policy);
+    }
+  }
+  // By a warp: rows of tokens, one a lane.
+  __device__ __forceinline__ void copy_tokens(uint32_t stage, uint32_t barrier, int k, int count, uint64_t policy,
+                                              int lane) const {
+    if (lane >= num_rows) return;
+    for (int j = 0; j < count; ++j) {
+      copy_box(stage + (j * n + lane) * 128, map, (k + j) * kTileCols, own_row, barrier, policy);
+    }
+  }
+};
+
+// While the plan is being made: the shared expert's matrices on their way to the L2.
+__device__ __forceinline__ void prefetch_shared(const FewParams& params, int lane) {
+  constexpr int64_t kPiece = 8192;
+  const int64_t pieces = params.prefetch_bytes / kPiece;
+  for (int64_t i = blockIdx.x * 32 + lane; i < 2 * pieces; i += gridDim.x * 32) {
+    prefetch_bulk(params.prefetch[i % 2] + i / 2 * kPiece, kPiece);
+  }
+}
+
+// All stages of this block's items, in order. One warp. In the second product the weights of the first stages are
+// fetched before the first product is complete: the plan is, or this kernel would not have started.
+template <class Kind, bool kGateUp>
+__device__ __forceinline__ void produce(const FewParams& params, const ExpertsRing<Kind>& ring) {
+  const int lane = threadIdx.x % 32, blocks = gridDim.x;
+  const uint64_t once = evict_first(), keep = evict_last();
+  const uint32_t stages = shared_address(ring.stages);
+  if constexpr (kGateUp) prefetch_shared(params, lane);
+  int early = 0;  // stages whose weights are on their way
+  for (int pass = kGateUp ? 1 : 0; pass < 2; ++pass) {
+    if (pass == 1) {
+      wait_for_kernel_before();
+      let_next_kernel_start();
+    }
+    const int num_items = __ldcg(params.num_tiles) * params.items_per_tile;
+    RingPosition at;
+    int used = 0;
+    for (int round = 0; round * blocks < num_items && (pass == 1 || used < Kind::kStages); ++round) {
+      const int index = item_of(round, blockIdx.x, blocks);
+      if (index >= num_items) continue;
+      const Source<Kind, kGateUp> source(params, index, lane);
+      for (int k = 0; k < params.num_k_tiles; k += source.stage_tiles) {
+        if (pass == 0 && used == Kind::kStages) break;
+        const int count = min(source.stage_tiles, params.num_k_tiles - k);
+        const uint32_t barrier = ring.full(at.stage), stage = stages + at.stage * Kind::kStageBytes;
+        if (pass == 1) barrier_wait(ring.empty(at.stage), at.use ^ 1);
+        if (used >= early && lane == 0) source.copy_weights(stage, barrier, k, count, once);
+        __syncwarp();
+        if (pass == 1) source.copy_tokens(stage, barrier, k, count, keep, lane);
+        ++used;
+        at.advance(Kind::kStages);
+      }
+    }
+    early = pass == 0 ? used : early;
+  }
+}
+
+template <class Kind, bool kGateUp>
+__device__ __forceinline__ void run_item(const FewParams& params, const WorkTile& tile, int block,
+                                         const ExpertsRing<Kind>& ring, RingPosition& at, float* staging,
+                                         int consumer) {
+  constexpr int kTokens = Kind::kStagedTokens, N = Kind::kMost;
+  const int group = consumer / 128, thread = consumer % 128;
+  const int row_tile = kGateUp ? block : 2 * block + group;
+  const WeightFormat format = tile.shared ? params.shared_format : params.routed_format;
+  if (row_tile >= params.row_tiles) {
+    skip_stages(ring, at, params.num_k_tiles, stage_tiles<Kind>(format, N));
+    return;
+  }
+  const ExpertMatrix& matrix = !kGateUp ? tile.expert.w2 : group == 0 ? tile.expert.w1 : tile.expert.w3;
+  const int exponent = matrix.exponent;
+  const float scale = matrix.scale;
+  float d[N / 2];
+#pragma unroll
+  for (float& x : d) x = 0;
+  if (format == WeightFormat::kMxfp4) {
+    multiply_stages<Kind, WeightFormat::kMxfp4, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
+  } else {
+    multiply_stages<Kind, WeightFormat::kF8Tile32, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
+  }
+  if constexpr (kGateUp) {
+    write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
+                                 tile.shared ? nullptr : params.row_weight, params.limit, params.quantise, staging,
+                                 consumer);
+  } else {
+    write_products<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
+                               staging + group * kTokens * kStagedStride, 2 + group, thread);
+  }
+}
+
+template <class Kind, bool kGateUp>
+__device__ __forceinline__ void consume(const FewParams& params, const ExpertsRing<Kind>& ring, float* staging) {
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const int num_items = __ldcg(params.num_tiles) * params.items_per_tile, blocks = gridDim.x;
+  RingPosition at;
+  for (int round = 0; round * blocks < num_items; ++round) {
+    const int index = item_of(round, blockIdx.x, blocks);
+    if (index >= num_items) continue;
+    const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
+    run_item<Kind, kGateUp>(params, tile, index % params.items_per_tile, ring, at, staging, threadIdx.x);
+  }
+}
+
+template <class Kind, bool kGateUp>
+__global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm)
+    few_rows_kernel(const __grid_constant__ FewParams params) {
+#ifdef DI_SM90A
+  extern __shared__ __align__(1024) std::byte shared[];
+  float* staging = reinterpret_cast<float*>(shared + Kind::kStages * Kind::kStageBytes);
+  const uint32_t barriers = shared_address(staging + 2 * Kind::kStagedTokens * kStagedStride);
+  const ExpertsRing<Kind> ring{shared, barriers};
+  if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x == 32) prefetch_map(&params.routed_tokens), prefetch_map(&params.shared_tokens);
+  __syncthreads();
+  if (threadIdx.x >= kExpertsConsumers) {
+    produce<Kind, kGateUp>(params, ring);
+  } else {
+    consume<Kind, kGateUp>(params, ring, staging);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace deepinfer::cuda
