@@ -148,7 +148,8 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
                       static_cast<unsigned>(p.scores.rows));
       launch(stream, Start::kInOrder, grid, 256, 0, maxima_kernel, p, run);
     }
-    TopKParams rows;
+    TopKJobs jobs;
+    TopKParams& rows = jobs.job[0];
     rows.choice = p.choice;
     rows.scores = p.scores;
     rows.has_maxima = scored && run == kMaximaRows;
@@ -156,17 +157,18 @@ void index_select(Stream& base, const ops::IndexSelectArgs& a) {
     rows.selected = a.selected.data;
     rows.selected_stride = a.selected.stride;
     rows.num_selected = a.num_selected;
-    launch_top_k(stream, rows, max_count);
     if (builds) {
-      TopKParams blocks = rows;
+      jobs.num = 2;
+      TopKParams& blocks = jobs.job[1];
+      blocks = rows;
       blocks.of_blocks = true;
       blocks.block_size = static_cast<int32_t>(a.candidate_block);
       blocks.k = a.candidates.cols;
       blocks.selected = a.candidates.data;
       blocks.selected_stride = a.candidates.stride;
       blocks.num_selected = a.num_candidates;
-      launch_top_k(stream, blocks, divide_up(max_count, a.candidate_block));
     }
+    launch_top_k(stream, jobs, max_count);
   }
 }
 

@@ -1,11 +1,13 @@
 // Exact selection of the largest of many values: which positions, ascending, the lower position winning a tie.
 //
-// A block of threads takes a row. Values come with maxima over runs of kMaximaRows of them (or are their own maxima).
-// The k-th largest of the maxima of a partition into parts, each of many values, is a bound that at least k values
-// reach and few more do; these are gathered in order, and the exact threshold is searched among them. If ties make
-// more of them than fit, a radix select over the whole row finds the threshold instead. Every path is exact, so the
-// result does not depend on which one was taken; counts alone are added atomically, positions come from ordered scans.
-// Floor: one read of the maxima and of the values in the runs that hold a selected one.
+// Two kernels, both exact, so the choice between them changes no result. By default a block of threads takes a row
+// (top_k_row.cuh): values come with maxima over runs of kMaximaRows of them (or are their own maxima); the k-th largest
+// of the maxima of a partition into parts is a bound that at least k values reach and few more do; these are gathered
+// in order, and the exact threshold is searched among them. If ties make more of them than fit, a radix select over the
+// whole row finds the threshold instead. Where there are few rows, or long ones without maxima, a cluster of blocks
+// takes one (top_k_cluster.cu), each a part of it that stays in registers; they agree on a bin by histograms and rank
+// what is in it. Counts alone are added atomically, positions come from ordered scans. Floor: one read of the values,
+// or of the maxima and of the values in the runs that hold a selected one.
 #pragma once
 
 #include "backends/cuda/indexer_rows.cuh"
@@ -25,7 +27,22 @@ struct TopKParams {
   int32_t* num_selected = nullptr;
 };
 
-// Selects for every token of params.scores. No row has more than max_count scores.
-void launch_top_k(Stream& stream, const TopKParams& params, int64_t max_count);
+// What one launch selects: from rows, and from their candidate blocks, if there are two.
+struct TopKJobs {
+  TopKParams job[2];
+  int num = 1;
+};
+
+// Selects for the tokens of a job's scores; both jobs have the same. No row has more than max_count scores.
+void launch_top_k(Stream& stream, const TopKJobs& jobs, int64_t max_count);
+inline void launch_top_k(Stream& stream, const TopKParams& rows, int64_t max_count) {
+  launch_top_k(stream, TopKJobs{{rows, {}}, 1}, max_count);
+}
+
+// The most blocks of a cluster.
+inline constexpr int kTopKCluster = 8;
+
+// By clusters, both jobs in one launch.
+void launch_top_k_clusters(Stream& stream, const TopKJobs& jobs, int64_t max_count);
 
 }  // namespace deepinfer::cuda
