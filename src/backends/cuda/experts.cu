@@ -1,5 +1,5 @@
-// experts: the plan, both products of every expert with its rows, and the sum of a token's rows. Four launches; with
-// many tokens a fifth copies them to their experts' rows first.
+// experts: the plan, both products of every expert with its rows, and the sum of a token's rows. Four launches; a
+// handful of tokens takes the products alone, and with many a fifth copies them to their experts' rows first.
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/experts_exact.cuh"
@@ -69,6 +69,8 @@ void prepare_experts(Stream& stream, ops::ExpertBank& bank) {
   CudaStream& cuda = cuda_stream(stream);
   prepared->matrices = upload(cuda, matrices);
   prepared->exact = upload(cuda, exact);
+  prepared->arrivals =
+      upload(cuda, std::vector<unsigned>((prepared->hidden + 2 * kTileRows - 1) / (2 * kTileRows), 0u));
   bank.prepared = std::move(prepared);
 }
 
@@ -103,11 +105,11 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
   // The tokens' copies have been read when the second product writes its rows.
   std::byte* rows = memory + plan_size + activated_size;
   const ExpertsMemory where{rows, memory + plan_size, rows};
-  make_plan(cuda, shape, args, matrices, plan);
+  if (!variant.is_direct()) make_plan(cuda, shape, args, matrices, plan);
   if (variant.is_many()) scatter_tokens(cuda, shape, plan, args.in, rows);
   multiply_gate_up(cuda, variant, shape, bank, args, plan, where);
-  multiply_down(cuda, variant, shape, bank, plan, where);
-  combine_rows(cuda, shape, plan, rows, ElementType::kBf16, args);
+  multiply_down(cuda, variant, shape, bank, args, plan, where);
+  if (!variant.is_direct()) combine_rows(cuda, shape, plan, rows, ElementType::kBf16, args);
 }
 
 }  // namespace deepinfer::cuda

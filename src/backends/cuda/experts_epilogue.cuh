@@ -35,10 +35,10 @@ __device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 
 }
 
 // Both warpgroups: the first has the sums of 64 gates, the second those of the same 64 ups. `staging`: room for
-// kTokens of both. `weights`: of the rows, or null for 1.
-template <int kTokens, int N>
+// kTokens of both. `weight_of`: a row's.
+template <int kTokens, int N, typename WeightOf>
 __device__ __forceinline__ void write_activation(const RowsOut& out, const float (&d)[N / 2], float scale,
-                                                 int first_row, int num_rows, int first_output, const float* weights,
+                                                 int first_row, int num_rows, int first_output, WeightOf weight_of,
                                                  float limit, bool quantise, float* staging, int consumer) {
   const int group = consumer / 128;
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ void write_activation(const RowsOut& out, const float
       if (local >= kTokens || (token & ~1) >= num_rows) break;  // by whole warps: they have two tokens each
       const float4 gate = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
       const float4 up = *reinterpret_cast<const float4*>(staging + (kTokens + local) * kStagedStride + column);
-      const float weight = weights != nullptr && token < num_rows ? __ldcg(weights + first_row + token) : 1.0f;
+      const float weight = token < num_rows ? weight_of(first_row + token) : 1.0f;
       const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
       float x[4];
 #pragma unroll

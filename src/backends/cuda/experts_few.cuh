@@ -6,6 +6,9 @@
 // in its bits.
 #pragma once
 
+#include <type_traits>
+
+#include "backends/cuda/experts_direct.cuh"
 #include "backends/cuda/experts_epilogue.cuh"
 #include "backends/cuda/experts_items.cuh"
 #include "backends/cuda/experts_mainloop.cuh"
@@ -17,7 +20,7 @@ struct FewParams {
   CUtensorMap routed_tokens, shared_tokens;  // boxes of one row
   const int* num_tiles;
   const WorkTile* tiles;
-  const int32_t* row_token;  // rows of `routed_tokens` that the routed rows are, or null: in order
+  const int32_t* row_token;  // rows of `routed_tokens` that the routed rows are
   const float* row_weight;   // null: w2
   int shared_first;          // the row that is row 0 of `shared_tokens`
   WeightFormat routed_format, shared_format;
@@ -29,11 +32,41 @@ struct FewParams {
   bool quantise;
   const std::byte* prefetch[2];  // matrices of so many bytes that every step reads
   int64_t prefetch_bytes;
+  // Without a plan in memory:
+  DirectShape direct;
+  unsigned* arrivals;  // [items_per_tile] of w2: tiles that are done; zeros between kernels
+  std::byte* sums;     // where the sum of a token's rows goes
+  int64_t sums_stride;
+  bool sums_are_bf16;
 };
 
+// The plan that make_plan left.
+class StoredPlan {
+ public:
+  __device__ __forceinline__ explicit StoredPlan(const FewParams& params)
+      : params_(params), num_tiles_(__ldcg(params.num_tiles)) {}
+  __device__ __forceinline__ int num_tiles() const { return num_tiles_; }
+  __device__ __forceinline__ WorkTile tile(int index) const { return load_tile(params_.tiles + index); }
+  __device__ __forceinline__ int token_of(int row, bool needed) const {
+    return needed ? __ldcg(params_.row_token + row) : 0;
+  }
+
+ private:
+  const FewParams& params_;
+  int num_tiles_;
+};
+class UnstoredPlan : public DirectPlan {
+ public:
+  __device__ __forceinline__ explicit UnstoredPlan(const FewParams& params)
+      : DirectPlan(params.direct, kDirectTileRows) {}
+  __device__ __forceinline__ int token_of(int row, bool) const { return DirectPlan::token_of(row); }
+};
 template <class Kind>
-constexpr int kSharedBytes =
-    Kind::kStages* Kind::kStageBytes + 2 * Kind::kStagedTokens* kStagedStride * 4 + 16 * Kind::kStages;
+using PlanOf = std::conditional_t<Kind::kDirect, UnstoredPlan, StoredPlan>;
+
+template <class Kind>
+constexpr int kSharedBytes = Kind::kStages* Kind::kStageBytes + 2 * Kind::kStagedTokens* kStagedStride * 4 +
+                             16 * Kind::kStages + (Kind::kDirect ? 32 * 4 + 16 : 0);
 
 template <bool kGateUp>
 struct ItemMatrices {
@@ -66,8 +99,8 @@ struct Source {
   int own_row;    // the row that this lane fetches, if it fetches one
   int num_rows;   // that are fetched
 
-  __device__ __forceinline__ Source(const FewParams& params, int index, int lane) {
-    const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
+  __device__ __forceinline__ Source(const FewParams& params, const PlanOf<Kind>& plan, int index, int lane) {
+    const WorkTile tile = plan.tile(index / params.items_per_tile);
     const WeightFormat format = tile.shared ? params.shared_format : params.routed_format;
     n = Kind::kMost, stage_tiles = cuda::stage_tiles<Kind>(format, n);
     bytes_of_tile = tile_bytes(format);
@@ -78,9 +111,7 @@ struct Source {
     first_row = tile.first_row - (tile.shared ? params.shared_first : 0);
     own_row = first_row + lane;
     num_rows = tile.num_rows;
-    if (params.row_token != nullptr && !tile.shared && lane < num_rows) {
-      own_row = __ldcg(params.row_token + own_row);
-    }
+    if (kGateUp && !tile.shared) own_row = plan.token_of(own_row, lane < num_rows);
   }
   // By one lane.
   __device__ __forceinline__ void copy_weights(uint32_t stage, uint32_t barrier, int k, int count,
@@ -126,13 +157,14 @@ __device__ __forceinline__ void produce(const FewParams& params, const ExpertsRi
       wait_for_kernel_before();
       let_next_kernel_start();
     }
-    const int num_items = __ldcg(params.num_tiles) * params.items_per_tile;
+    const PlanOf<Kind> plan(params);
+    const int num_items = plan.num_tiles() * params.items_per_tile;
     RingPosition at;
     int used = 0;
     for (int round = 0; round * blocks < num_items && (pass == 1 || used < Kind::kStages); ++round) {
       const int index = item_of(round, blockIdx.x, blocks);
       if (index >= num_items) continue;
-      const Source<Kind, kGateUp> source(params, index, lane);
+      const Source<Kind, kGateUp> source(params, plan, index, lane);
       for (int k = 0; k < params.num_k_tiles; k += source.stage_tiles) {
         if (pass == 0 && used == Kind::kStages) break;
         const int count = min(source.stage_tiles, params.num_k_tiles - k);
@@ -152,7 +184,7 @@ __device__ __forceinline__ void produce(const FewParams& params, const ExpertsRi
 template <class Kind, bool kGateUp>
 __device__ __forceinline__ void run_item(const FewParams& params, const WorkTile& tile, int block,
                                          const ExpertsRing<Kind>& ring, RingPosition& at, float* staging,
-                                         int consumer) {
+                                         const float* row_weights, int consumer) {
   constexpr int kTokens = Kind::kStagedTokens, N = Kind::kMost;
   const int group = consumer / 128, thread = consumer % 128;
   const int row_tile = kGateUp ? block : 2 * block + group;
@@ -173,26 +205,79 @@ __device__ __forceinline__ void run_item(const FewParams& params, const WorkTile
     multiply_stages<Kind, WeightFormat::kF8Tile32, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
   }
   if constexpr (kGateUp) {
-    write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
-                                 tile.shared ? nullptr : params.row_weight, params.limit, params.quantise, staging,
-                                 consumer);
+    const auto weight_of = [&](int row) {
+      return tile.shared ? 1.0f : Kind::kDirect ? row_weights[row] : __ldcg(params.row_weight + row);
+    };
+    write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows, weight_of,
+                                 params.limit, params.quantise, staging, consumer);
   } else {
     write_products<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
                                staging + group * kTokens * kStagedStride, 2 + group, thread);
   }
 }
 
+// The sums of the tokens' rows, slots in order and then the shared expert's, of the 128 outputs of item `part`. A warp
+// takes a token at a time.
+__device__ __forceinline__ void sum_rows(const FewParams& params, const DirectPlan& plan, int part, int consumer) {
+  const int lane = consumer % 32, column = part * 2 * kTileRows + lane * 4, top_k = params.direct.top_k;
+  for (int token = consumer / 32; token < params.direct.num_tokens; token += kExpertsConsumers / 32) {
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll 8
+    for (int slot = 0; slot <= top_k; ++slot) {
+      const int row = slot < top_k ? plan.row_of(token * top_k + slot) : params.direct.num_tokens * top_k + token;
+      if (column >= params.out.num_outputs) continue;
+      const uint2 bits = __ldcg(reinterpret_cast<const uint2*>(params.out.data + row * params.out.stride + column));
+      sum[0] += low_bf16(bits.x), sum[1] += high_bf16(bits.x), sum[2] += low_bf16(bits.y), sum[3] += high_bf16(bits.y);
+    }
+    if (column >= params.out.num_outputs) continue;
+    const uint2 rounded = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3])};
+    const int64_t at = token * params.sums_stride + column;
+    if (params.sums_are_bf16) {
+      *reinterpret_cast<uint2*>(params.sums + at * 2) = rounded;
+    } else {
+      *reinterpret_cast<float4*>(params.sums + at * 4) =
+          make_float4(low_bf16(rounded.x), high_bf16(rounded.x), low_bf16(rounded.y), high_bf16(rounded.y));
+    }
+  }
+}
+
 template <class Kind, bool kGateUp>
-__device__ __forceinline__ void consume(const FewParams& params, const ExpertsRing<Kind>& ring, float* staging) {
-  wait_for_kernel_before();
-  let_next_kernel_start();
-  const int num_items = __ldcg(params.num_tiles) * params.items_per_tile, blocks = gridDim.x;
+__device__ __forceinline__ void consume(const FewParams& params, const ExpertsRing<Kind>& ring, float* staging,
+                                        float* row_weights, int* is_last) {
+  const int consumer = threadIdx.x;
+  if constexpr (kGateUp) {
+    wait_for_kernel_before();
+    let_next_kernel_start();
+  }
+  // The second product's kernel would not have started without the plan, or what it is made of.
+  const PlanOf<Kind> plan(params);
+  const int num_tiles = plan.num_tiles(), num_items = num_tiles * params.items_per_tile, blocks = gridDim.x;
+  if constexpr (kGateUp && Kind::kDirect) {
+    const DirectShape& shape = params.direct;
+    if (consumer < shape.num_tokens * shape.top_k) {  // read after the barriers of the activation
+      row_weights[plan.row()] = __ldcg(shape.weights.row(consumer / shape.top_k) + consumer % shape.top_k);
+    }
+  }
+  if constexpr (!kGateUp) {
+    wait_for_kernel_before();
+    let_next_kernel_start();
+  }
   RingPosition at;
   for (int round = 0; round * blocks < num_items; ++round) {
     const int index = item_of(round, blockIdx.x, blocks);
     if (index >= num_items) continue;
-    const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
-    run_item<Kind, kGateUp>(params, tile, index % params.items_per_tile, ring, at, staging, threadIdx.x);
+    const WorkTile tile = plan.tile(index / params.items_per_tile);
+    const int part = index % params.items_per_tile;
+    run_item<Kind, kGateUp>(params, tile, part, ring, at, staging, row_weights, consumer);
+    if constexpr (!kGateUp && Kind::kDirect) {
+      // Who finishes the last expert's rows of these outputs adds all of them up, in the order that any block would.
+      sync_threads(4, kExpertsConsumers);
+      if (consumer == 0) *is_last = count_arrival(params.arrivals + part) + 1 == static_cast<unsigned>(num_tiles);
+      sync_threads(4, kExpertsConsumers);
+      if (*is_last == 0) continue;
+      sum_rows(params, plan, part, consumer);
+      if (consumer == 0) params.arrivals[part] = 0;
+    }
   }
 }
 
@@ -210,7 +295,8 @@ __global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm)
   if (threadIdx.x >= kExpertsConsumers) {
     produce<Kind, kGateUp>(params, ring);
   } else {
-    consume<Kind, kGateUp>(params, ring, staging);
+    auto* row_weights = reinterpret_cast<float*>(shared + kSharedBytes<Kind> - (Kind::kDirect ? 32 * 4 + 16 : 0));
+    consume<Kind, kGateUp>(params, ring, staging, row_weights, reinterpret_cast<int*>(row_weights + 32));
   }
 #else
   __trap();

@@ -36,6 +36,8 @@ FewParams common_params(const PreparedExperts& bank, const ExpertsPlan& plan, in
   p.limit = 0;
   p.quantise = false;
   p.prefetch[0] = p.prefetch[1] = nullptr, p.prefetch_bytes = 0;
+  p.direct = {};
+  p.arrivals = nullptr, p.sums = nullptr, p.sums_stride = 0, p.sums_are_bf16 = false;
   return p;
 }
 
@@ -43,7 +45,7 @@ FewParams common_params(const PreparedExperts& bank, const ExpertsPlan& plan, in
 
 ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank) {
   const int64_t rows = int64_t{num_tokens} * top_k, experts = bank.num_experts;
-  if (rows <= 20) return {8, 8, ExpertsKernel::kFewItems};
+  if (rows <= 20) return {kDirectTileRows, kDirectTileRows, ExpertsKernel::kDirect};
   if (2 * rows <= 9 * experts) return {8, 8, ExpertsKernel::kFew8};
   if (rows <= 12 * experts) return {16, 16, ExpertsKernel::kFew16};
   return {most_rows_of_item(bank.routed_format), most_rows_of_item(bank.shared_format), ExpertsKernel::kMany};
@@ -54,8 +56,8 @@ namespace {
 template <bool kGateUp>
 void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape, FewParams& params) {
   switch (variant.kernel) {
-    case ExpertsKernel::kFewItems:
-      return launch_few<FewRows<8, 2>, kGateUp>(stream, shape, params);
+    case ExpertsKernel::kDirect:
+      return launch_few<FewRows<kDirectTileRows, 2, true>, kGateUp>(stream, shape, params);
     case ExpertsKernel::kFew8:
       return launch_few<FewRows<8, 3>, kGateUp>(stream, shape, params);
     case ExpertsKernel::kFew16:
@@ -63,6 +65,15 @@ void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const Pla
     case ExpertsKernel::kMany:
       DI_CHECK(false, "many rows in a kernel for few");
   }
+}
+
+DirectShape direct_shape(const PlanShape& shape, const PreparedExperts& bank, const ops::ExpertsArgs& args) {
+  return {shape.num_tokens,
+          shape.top_k,
+          {args.experts.data, args.experts.stride},
+          {args.weights.data, args.weights.stride},
+          reinterpret_cast<const ExpertMatrices*>(bank.matrices.get()),
+          bank.num_experts};
 }
 
 }  // namespace
@@ -81,16 +92,22 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
   p.quantise = args.quantise;
   p.prefetch[0] = args.bank->shared.w1.data.get(), p.prefetch[1] = args.bank->shared.w3.data.get();
   p.prefetch_bytes = args.bank->shared.w1.bytes;
+  p.direct = direct_shape(shape, bank, args);
   launch_variant<true>(stream, variant, shape, p);
 }
 
 void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape,
-                   const PreparedExperts& bank, const ExpertsPlan& plan, const ExpertsMemory& memory) {
+                   const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
+                   const ExpertsMemory& memory) {
   if (variant.is_many()) return multiply_down_many(stream, shape, bank, plan, memory);
   FewParams p = common_params(bank, plan, bank.hidden, bank.inner);
   p.shared_tokens = p.routed_tokens =
       token_map(memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner, 1);
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.out_rows), bank.hidden, bank.hidden};
+  p.direct = direct_shape(shape, bank, args);
+  p.arrivals = reinterpret_cast<unsigned*>(bank.arrivals.get());
+  with_element(args.out.type, [&]<typename T>(T) { p.sums = reinterpret_cast<std::byte*>(rows_of<T>(args.out).data); });
+  p.sums_stride = args.out.stride, p.sums_are_bf16 = args.out.type == ElementType::kBf16;
   launch_variant<false>(stream, variant, shape, p);
 }
 

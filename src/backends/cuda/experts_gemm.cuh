@@ -8,6 +8,8 @@ namespace deepinfer::cuda {
 // What prepare_experts keeps of a bank.
 struct PreparedExperts {
   std::shared_ptr<std::byte> matrices;  // ExpertMatrices [experts + 1] in device memory, the shared one last
+  // [items of w2] zeros: counts of a kernel for few rows, which leaves zeros. One stream at a time uses a bank.
+  std::shared_ptr<std::byte> arrivals;
   ops::WeightFormat routed_format, shared_format;
   int num_experts = 0;
   int hidden = 0, inner = 0;
@@ -15,11 +17,13 @@ struct PreparedExperts {
 };
 
 // Which kernels run for so many tokens, and with how large tiles of the plan. A row's bits depend on neither.
-enum class ExpertsKernel { kFewItems, kFew8, kFew16, kMany };
+enum class ExpertsKernel { kDirect, kFew8, kFew16, kMany };
 struct ExpertsVariant {
   int tile_rows, shared_tile_rows;
   ExpertsKernel kernel;
   bool is_many() const { return kernel == ExpertsKernel::kMany; }
+  // Without make_plan, and with the sum of a token's rows.
+  bool is_direct() const { return kernel == ExpertsKernel::kDirect; }
 };
 ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank);
 
@@ -34,7 +38,8 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
                       const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
                       const ExpertsMemory& memory);
 void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape,
-                   const PreparedExperts& bank, const ExpertsPlan& plan, const ExpertsMemory& memory);
+                   const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
+                   const ExpertsMemory& memory);
 
 // Their halves for many rows; and the most rows that an item then has.
 void multiply_gate_up_many(CudaStream& stream, const PlanShape& shape, const PreparedExperts& bank,

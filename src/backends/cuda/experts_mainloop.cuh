@@ -11,11 +11,14 @@
 
 namespace deepinfer::cuda {
 
+inline constexpr int kDirectTileRows = 8;
 inline constexpr int kExpertsConsumers = 256;  // threads: two warpgroups of 64 rows
 
-// Three blocks a multiprocessor convert faster, two spread few items better. kMost: rows of an item.
-template <int kMost_, int kBlocks>
+// Three blocks a multiprocessor convert faster, two spread few items better. kMost: rows of an item. kDirect: without a
+// plan in memory.
+template <int kMost_, int kBlocks, bool kDirect_ = false>
 struct FewRows {
+  static constexpr bool kDirect = kDirect_;
   static constexpr int kStageBytes = 22016, kStages = kBlocks == 2 ? 5 : 3, kMostStageTiles = 4;
   static constexpr int kThreads = kExpertsConsumers + 32;
   static constexpr int kBlocksPerSm = kBlocks;
