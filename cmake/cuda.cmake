@@ -1,7 +1,8 @@
 # The CUDA backend is optional. DEEPINFER_CUDA: AUTO builds it if nvcc is found (on the path or in /usr/local/cuda/bin),
 # ON insists on it, OFF leaves it out. A program without it says so when it is asked for that device.
 #
-# Kernels are compiled for compute capability 9.0 alone, with the instructions that only such cards have (90a).
+# Kernels are compiled for compute capability 9.0 alone, with the instructions that only such cards have (90a). Those
+# that do without are compiled for 10.0 in a test (tests/backends/cuda).
 set(DEEPINFER_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(DEEPINFER_HAS_CUDA OFF)
 set(DEEPINFER_LEAST_NVCC 12.4)
