@@ -134,7 +134,7 @@ class OneTokenStep {
         plan_(LayerPlan::make(config)),
         kv_(std::make_shared<const KvLayout>(KvLayout::make(config, Numerics::kOfficial))),
         state_(SequenceState::with_own_blocks(device, kv_, 0)),
-        inputs_(device, config, *kv_),
+        inputs_(device, stream, config, *kv_),
         work_(device, config, plan_, device.activation_type(true)),
         random_(1) {
     require(state_.begin_step(kLength + 1, {}));
