@@ -1,6 +1,7 @@
 #include "deepinfer/common.h"
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -79,8 +80,37 @@ Status no_tokenizer(const std::string& folder) {
 }
 
 std::string check_token_id(const std::string& item) {
-  const size_t digits = item.find_first_not_of("0123456789", item.starts_with('-') ? 1 : 0);
-  return item.empty() || item == "-" || digits != std::string::npos ? fmt::format("'{}' is not a token id", item) : "";
+  int32_t id = 0;
+  const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), id);
+  const bool ok = error == std::errc() && end == item.data() + item.size();
+  return ok ? "" : fmt::format("'{}' is not a token id", item);
+}
+
+CLI::Option* add_token_ids(CLI::App& command, const std::string& name, std::vector<int32_t>& ids,
+                           const std::string& help) {
+  const auto items_of = [](const std::string& list) {
+    std::vector<std::string> items(1);
+    for (const char c : list) {
+      if (c == ',') {
+        items.emplace_back();
+      } else {
+        items.back() += c;
+      }
+    }
+    return items;
+  };
+  const auto read = [&ids, items_of](const std::string& list) {
+    ids.clear();
+    for (const std::string& item : items_of(list)) ids.push_back(std::stoi(item));
+  };
+  const auto check = [items_of](const std::string& list) {
+    for (const std::string& item : items_of(list)) {
+      const std::string error = check_token_id(item);
+      if (!error.empty()) return item == list ? error : fmt::format("{}, in {}", error, list);
+    }
+    return std::string();
+  };
+  return command.add_option_function<std::string>(name, read, help)->check(check, "")->type_name("ID,...");
 }
 
 Result<std::string> read_text(const std::string& path) {

@@ -47,9 +47,12 @@ Result<RunningModel> open_model(const ModelFlags& flags);
 Result<const Tokenizer*> tokenizer_of(const RunningModel& running);
 Status no_tokenizer(const std::string& folder);
 
-// A check for options that take token ids: refuses an item that is no number. The option library reads an empty one as
-// 0.
+// Empty, or why this is no token id.
 std::string check_token_id(const std::string& item);
+
+// An option that takes token ids, separated by commas: 3,17,99. The option library alone would drop empty items.
+CLI::Option* add_token_ids(CLI::App& command, const std::string& name, std::vector<int32_t>& ids,
+                           const std::string& help);
 
 // The text of a file; "-" is standard input.
 Result<std::string> read_text(const std::string& path);

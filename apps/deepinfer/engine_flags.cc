@@ -127,14 +127,12 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->group("Sampling");
-  add("--allowed-token-ids", p.allowed_token_ids, "Only these ids, separated by commas")
-      ->delimiter(',')
-      ->check(check_token_id, "");
+  add_token_ids(command, "--allowed-token-ids", p.allowed_token_ids, "Only these ids, separated by commas")
+      ->group("Sampling");
   add("--bad-words", p.bad_words, "A text that the answer may not hold; may be repeated")->allow_extra_args(false);
   add("--stop", p.stop, "End the answer before this text; may be repeated")->allow_extra_args(false);
-  add("--stop-token-ids", p.stop_token_ids, "End the answer at these ids, separated by commas")
-      ->delimiter(',')
-      ->check(check_token_id, "");
+  add_token_ids(command, "--stop-token-ids", p.stop_token_ids, "End the answer at these ids, separated by commas")
+      ->group("Sampling");
   command.add_flag("--include-stop", p.include_stop_str_in_output, "Keep the text of --stop at the end")
       ->group("Sampling");
   add("--min-tokens", p.min_tokens, "No end of sentence or stop token before so many tokens")->capture_default_str();

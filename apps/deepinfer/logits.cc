@@ -70,13 +70,8 @@ Status logits(const Flags& flags) {
 Command add_logits(CLI::App& program) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = program.add_subcommand("logits", "Print the logits after given token ids, as JSON");
-  command->add_option("--tokens", flags->tokens, "Token ids, separated by commas")
-      ->delimiter(',')
-      ->check(check_token_id, "")
-      ->required();
-  command->add_option("--decode", flags->decode, "Further ids, run one at a time; a row of logits after each")
-      ->delimiter(',')
-      ->check(check_token_id, "");
+  add_token_ids(*command, "--tokens", flags->tokens, "Token ids, separated by commas")->required();
+  add_token_ids(*command, "--decode", flags->decode, "Further ids, run one at a time; a row of logits after each");
   command
       ->add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of --tokens a step; the result does not depend on it")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))

@@ -76,9 +76,7 @@ Command add_tokenize(CLI::App& program) {
       ->required();
   auto* text = command->add_option("text", flags->text, "The text; without it, --file or standard input");
   command->add_option("-f,--file", flags->file, "Read the text from this file, - for standard input")->excludes(text);
-  command->add_option("--decode", flags->decode, "Token ids, separated by commas, to turn into text")
-      ->delimiter(',')
-      ->check(check_token_id, "")
+  add_token_ids(*command, "--decode", flags->decode, "Token ids, separated by commas, to turn into text")
       ->excludes(text);
   command->add_flag("--control-tokens", flags->control_tokens,
                     "Read the spelling of control tokens in the text as such");

@@ -98,6 +98,9 @@ class Logits(ProgramTest):
         self.refuse("logits", "-m", GOLDEN, "--tokens", "1,2", "--decode", "3,999", naming="999")
         self.refuse("logits", "-m", GOLDEN, "--tokens=-5", naming="-5")
         self.refuse("logits", "-m", GOLDEN, "--tokens", "1,two", naming="two")
+        for holes in ("1,,2", ",1", "1,", "1, 2"):
+            self.refuse("logits", "-m", GOLDEN, "--tokens", holes, naming=holes)
+            self.refuse("generate", "-m", GOLDEN, "-p", "a", "--stop-token-ids", holes, naming=holes)
         self.refuse("logits", "-m", GOLDEN, "--tokens", "99999999999", naming="99999999999")
         self.refuse("logits", "-m", GOLDEN, "--tokens", "", naming="--tokens")
 
