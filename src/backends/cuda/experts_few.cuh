@@ -16,28 +16,18 @@
 
 namespace deepinfer::cuda {
 
-struct FewParams {
+struct FewParams : ItemParams {
   CUtensorMap routed_tokens, shared_tokens;  // boxes of one row
-  const int* num_tiles;
-  const WorkTile* tiles;
-  const int32_t* row_token;  // rows of `routed_tokens` that the routed rows are
-  const float* row_weight;   // null: w2
-  int shared_first;          // the row that is row 0 of `shared_tokens`
-  WeightFormat routed_format, shared_format;
-  int num_k_tiles;
-  int row_tiles;  // of 64, of a matrix
-  int items_per_tile;
+  const int32_t* row_token = nullptr;        // rows of `routed_tokens` that the routed rows are
   RowsOut out;
-  float limit;
-  bool quantise;
-  const std::byte* prefetch[2];  // matrices of so many bytes that every step reads
-  int64_t prefetch_bytes;
+  const std::byte* prefetch[2] = {};  // matrices of so many bytes that every step reads
+  int64_t prefetch_bytes = 0;
   // Without a plan in memory:
-  DirectShape direct;
-  unsigned* arrivals;  // [items_per_tile] of w2: tiles that are done; zeros between kernels
-  std::byte* sums;     // where the sum of a token's rows goes
-  int64_t sums_stride;
-  bool sums_are_bf16;
+  DirectShape direct = {};
+  unsigned* arrivals = nullptr;  // [items_per_tile] of w2: tiles that are done; zeros between kernels
+  std::byte* sums = nullptr;     // where the sum of a token's rows goes
+  int64_t sums_stride = 0;
+  bool sums_are_bf16 = false;
 };
 
 // The plan that make_plan left.

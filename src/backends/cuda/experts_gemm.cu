@@ -22,25 +22,6 @@ void launch_few(CudaStream& stream, const PlanShape& shape, FewParams& params) {
          kSharedBytes<Kind>, kernel, params);
 }
 
-FewParams common_params(const PreparedExperts& bank, const ExpertsPlan& plan, int rows, int cols) {
-  FewParams p;
-  p.num_tiles = plan.num_tiles;
-  p.tiles = plan.tiles;
-  p.row_token = nullptr;
-  p.row_weight = nullptr;
-  p.shared_first = 0;
-  p.routed_format = bank.routed_format;
-  p.shared_format = bank.shared_format;
-  p.num_k_tiles = (cols + kTileCols - 1) / kTileCols;
-  p.row_tiles = (rows + kTileRows - 1) / kTileRows;
-  p.limit = 0;
-  p.quantise = false;
-  p.prefetch[0] = p.prefetch[1] = nullptr, p.prefetch_bytes = 0;
-  p.direct = {};
-  p.arrivals = nullptr, p.sums = nullptr, p.sums_stride = 0, p.sums_are_bf16 = false;
-  return p;
-}
-
 }  // namespace
 
 ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank) {
@@ -82,14 +63,12 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
                       const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
                       const ExpertsMemory& memory) {
   if (variant.is_many()) return multiply_gate_up_many(stream, shape, bank, args, plan, memory);
-  FewParams p = common_params(bank, plan, bank.inner, bank.hidden);
+  FewParams p;
+  set_product(p, bank, plan, bank.inner, bank.hidden);
+  set_activation(p, shape, plan, args);
   p.shared_tokens = p.routed_tokens = token_map(args.in.data, args.in.rows, bank.hidden, args.in.stride, 1);
   p.row_token = plan.row_token;
-  p.row_weight = plan.row_weight;
-  p.shared_first = shape.num_rows();
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.activated), bank.inner, bank.inner};
-  p.limit = args.swiglu_limit;
-  p.quantise = args.quantise;
   p.prefetch[0] = args.bank->shared.w1.data.get(), p.prefetch[1] = args.bank->shared.w3.data.get();
   p.prefetch_bytes = args.bank->shared.w1.bytes;
   p.direct = direct_shape(shape, bank, args);
@@ -100,7 +79,8 @@ void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const Plan
                    const PreparedExperts& bank, const ops::ExpertsArgs& args, const ExpertsPlan& plan,
                    const ExpertsMemory& memory) {
   if (variant.is_many()) return multiply_down_many(stream, shape, bank, plan, memory);
-  FewParams p = common_params(bank, plan, bank.hidden, bank.inner);
+  FewParams p;
+  set_product(p, bank, plan, bank.hidden, bank.inner);
   p.shared_tokens = p.routed_tokens =
       token_map(memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner, 1);
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.out_rows), bank.hidden, bank.hidden};

@@ -2,10 +2,42 @@
 // activation.
 #pragma once
 
-#include "backends/cuda/experts_plan.cuh"
+#include "backends/cuda/experts_gemm.cuh"
 #include "backends/cuda/values.cuh"
+#include "backends/cuda/weight_tiles.cuh"
 
 namespace deepinfer::cuda {
+
+// What a kernel knows of its items: tiles of the plan times parts of a matrix.
+struct ItemParams {
+  const int* num_tiles;
+  const WorkTile* tiles;
+  const float* row_weight = nullptr;  // null: w2
+  int shared_first = 0;               // the row of the plan that is the shared expert's first row of the input
+  WeightFormat routed_format, shared_format;
+  int num_k_tiles;
+  int row_tiles;  // of 64, of a matrix
+  int items_per_tile;
+  float limit = 0;
+  bool quantise = false;
+};
+
+inline void set_product(ItemParams& p, const PreparedExperts& bank, const ExpertsPlan& plan, int rows, int cols) {
+  p.num_tiles = plan.num_tiles;
+  p.tiles = plan.tiles;
+  p.routed_format = bank.routed_format;
+  p.shared_format = bank.shared_format;
+  p.num_k_tiles = (cols + kTileCols - 1) / kTileCols;
+  p.row_tiles = (rows + kTileRows - 1) / kTileRows;
+}
+// Of w1 and w3.
+inline void set_activation(ItemParams& p, const PlanShape& shape, const ExpertsPlan& plan,
+                           const ops::ExpertsArgs& args) {
+  p.row_weight = plan.row_weight;
+  p.shared_first = shape.num_rows();
+  p.limit = args.swiglu_limit;
+  p.quantise = args.quantise;
+}
 
 // The item that taker `taker` of `takers` takes in round `round`: back and forth, so that who got the longer items
 // first gets the last ones last.

@@ -19,20 +19,10 @@ namespace {
 constexpr int kMaps = 5;  // boxes of 8, 16, ... rows
 static_assert(kRowUnit << kMaps > ManyRows::kMost);
 
-struct ManyParams {
+struct ManyParams : ItemParams {
   CUtensorMap routed_rows[kMaps], shared_rows[kMaps];
-  const int* num_tiles;
-  const WorkTile* tiles;
-  const float* row_weight;  // null: w2
-  int shared_first;         // the row that is row 0 of `shared_rows`
-  WeightFormat routed_format, shared_format;
-  int num_k_tiles;
-  int row_tiles;  // of 64, of a matrix
-  int items_per_tile;
   __nv_bfloat16* out;
   int num_outputs;  // and the stride
-  float limit;
-  bool quantise;
 };
 
 __device__ __forceinline__ int rows_of_instruction(int rows) {
@@ -186,22 +176,6 @@ void set_maps(CUtensorMap (&maps)[kMaps], const std::byte* data, int64_t rows, i
   for (int i = 0; i < kMaps; ++i) maps[i] = token_map(data, rows, cols, stride, kRowUnit << i);
 }
 
-ManyParams common_params(const PreparedExperts& bank, const ExpertsPlan& plan, int rows, int cols) {
-  ManyParams p;
-  p.num_tiles = plan.num_tiles;
-  p.tiles = plan.tiles;
-  p.row_weight = nullptr;
-  p.shared_first = 0;
-  p.routed_format = bank.routed_format;
-  p.shared_format = bank.shared_format;
-  p.num_k_tiles = (cols + kTileCols - 1) / kTileCols;
-  p.row_tiles = (rows + kTileRows - 1) / kTileRows;
-  p.num_outputs = rows;
-  p.limit = 0;
-  p.quantise = false;
-  return p;
-}
-
 template <bool kGateUp>
 void launch_many(CudaStream& stream, const PlanShape& shape, ManyParams& params) {
   auto* kernel = many_rows_kernel<kGateUp>;
@@ -222,23 +196,24 @@ int most_rows_of_item(WeightFormat format) {
 
 void multiply_gate_up_many(CudaStream& stream, const PlanShape& shape, const PreparedExperts& bank,
                            const ops::ExpertsArgs& args, const ExpertsPlan& plan, const ExpertsMemory& memory) {
-  ManyParams p = common_params(bank, plan, bank.inner, bank.hidden);
+  ManyParams p;
+  set_product(p, bank, plan, bank.inner, bank.hidden);
+  set_activation(p, shape, plan, args);
   set_maps(p.shared_rows, args.in.data, args.in.rows, bank.hidden, args.in.stride);
   set_maps(p.routed_rows, memory.in_rows, shape.num_rows(), bank.hidden, bank.hidden);
-  p.row_weight = plan.row_weight;
-  p.shared_first = shape.num_rows();
   p.out = reinterpret_cast<__nv_bfloat16*>(memory.activated);
-  p.limit = args.swiglu_limit;
-  p.quantise = args.quantise;
+  p.num_outputs = bank.inner;
   launch_many<true>(stream, shape, p);
 }
 
 void multiply_down_many(CudaStream& stream, const PlanShape& shape, const PreparedExperts& bank,
                         const ExpertsPlan& plan, const ExpertsMemory& memory) {
-  ManyParams p = common_params(bank, plan, bank.hidden, bank.inner);
+  ManyParams p;
+  set_product(p, bank, plan, bank.hidden, bank.inner);
   set_maps(p.shared_rows, memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner);
   std::copy(std::begin(p.shared_rows), std::end(p.shared_rows), p.routed_rows);
   p.out = reinterpret_cast<__nv_bfloat16*>(memory.out_rows);
+  p.num_outputs = bank.hidden;
   launch_many<false>(stream, shape, p);
 }
 

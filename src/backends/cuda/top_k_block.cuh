@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/top_k.cuh"
+#include "backends/cuda/top_k_scan.cuh"
 
 namespace deepinfer::cuda::by_block {
 
@@ -18,33 +19,11 @@ struct Shared {
   uint2 warp_values[2][kWarps];
 };
 
-// The threads of a block and what they count with. Buffers alternate, so that one barrier a step is enough: whoever
-// writes a buffer again has passed a barrier that everybody reached after reading it.
+// The threads of a block and what they count with.
 struct Block {
   Shared& s;
-  uint32_t turn = 0;
+  WarpValues<kWarps> warps{s.warp_values};
   uint32_t histogram_turn = 0;
-
-  // Everybody's copy of what the warps' first lanes give, by warp; lanes beyond kWarps repeat it.
-  __device__ uint2 share(uint2 of_warp) {
-    uint2* values = s.warp_values[turn++ & 1];
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = of_warp;
-    __syncthreads();
-    return values[threadIdx.x % kWarps];
-  }
-  // The sum of `value` over the threads before this one; `total` over all.
-  __device__ uint32_t exclusive_scan(uint32_t value, uint32_t& total) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = value;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    const uint32_t of_warp = share({__shfl_sync(~0u, sum, 31), 0}).x;
-    total = __reduce_add_sync(~0u, lane < kWarps ? of_warp : 0);
-    return sum - value + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
-  }
 };
 
 // Bins 8 * lane .. 8 * lane + 7 of a histogram, and which bin holds the k-th value from the top if `above` lie higher.
@@ -93,7 +72,7 @@ __device__ Bin find_threshold(Block& block, const uint32_t (&keys)[kKeys], int n
     least = min(least, keys[j]);
     largest = max(largest, keys[j]);
   }
-  const uint2 range = block.share({__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, largest)});
+  const uint2 range = block.warps.share({__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, largest)});
   least = __reduce_min_sync(~0u, range.x);
   largest = __reduce_max_sync(~0u, range.y);
   if (least == largest) return {least, 0, static_cast<uint32_t>(num_keys)};
@@ -147,7 +126,7 @@ __device__ void place(Block& block, int n, uint32_t threshold, uint32_t ties, co
       if (first + j < n) packed += keys[j] > threshold ? 1u : keys[j] == threshold ? 0x10000u : 0u;
     }
     uint32_t total;
-    const uint32_t before = block.exclusive_scan(packed, total);
+    const uint32_t before = block.warps.exclusive_scan(packed, total);
     uint32_t greater = written + (before & 0xffff), equal = ties_seen + (before >> 16);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {

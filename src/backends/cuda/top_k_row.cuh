@@ -131,7 +131,7 @@ __device__ uint32_t list_reaching(Block& block, const Quads& quads, uint32_t bou
   uint4 four[kAtOnce];
   uint32_t mine = 0;
   for (int i = 0; i < quads.rounds; i += kAtOnce) mine += __popc(quads.reaching(i, bound, four));
-  const uint32_t of_warp = block.share({__reduce_add_sync(~0u, mine), 0}).x;
+  const uint32_t of_warp = block.warps.share({__reduce_add_sync(~0u, mine), 0}).x;
   const uint32_t total = __reduce_add_sync(~0u, lane < kWarps ? of_warp : 0);
   uint32_t base = __reduce_add_sync(~0u, lane < static_cast<int>(threadIdx.x) / 32 ? of_warp : 0);
   if (total > kListed) return total;
@@ -190,7 +190,7 @@ __device__ inline uint32_t gather_runs(Block& block, const Row& row, uint32_t nu
       mine += __popc(bits[e]);
     }
     uint32_t sum;
-    uint32_t to = gathered + block.exclusive_scan(mine, sum);
+    uint32_t to = gathered + block.warps.exclusive_scan(mine, sum);
     gathered += sum;
     if (gathered > kListed) return gathered;
 #pragma unroll

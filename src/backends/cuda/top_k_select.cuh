@@ -23,7 +23,7 @@ __device__ inline TopKRange find_range(TopKTeam& team, const uint32_t (&best)[4]
   const bool by_fours = k > kTopKThreads * team.num_blocks;
   const uint32_t parts = by_fours ? 4 * kTopKThreads : kTopKThreads;  // of a block
   const uint32_t least = by_fours ? min(min(best[0], best[1]), min(best[2], best[3])) : most;
-  const uint2 range = team.share_in_block({__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, most)});
+  const uint2 range = team.warps.share({__reduce_min_sync(~0u, least), __reduce_max_sync(~0u, most)});
   uint32_t low = __reduce_min_sync(~0u, range.x), high = __reduce_max_sync(~0u, range.y);
   if (team.num_blocks > 1) {
     // The parts of a block are enough, or those of all of them.
@@ -177,7 +177,7 @@ __device__ __forceinline__ void select(TopKTeam& team, TopKValues& values, TopKR
   if (by_rank) rank(team, left, range.count, first_ranked, won, first_of_part);
   uint32_t place = 0, equal = 0;  // before the block
   if (team.num_blocks > 1) {
-    uint2 sums = team.share_in_block({__reduce_add_sync(~0u, num_sure), __reduce_add_sync(~0u, num_equal)});
+    uint2 sums = team.warps.share({__reduce_add_sync(~0u, num_sure), __reduce_add_sync(~0u, num_equal)});
     const bool is_warp = threadIdx.x % 32 < kTopKWarps;
     sums = {__reduce_add_sync(~0u, is_warp ? sums.x : 0) + s.num_won, __reduce_add_sync(~0u, is_warp ? sums.y : 0)};
     const uint2* of_blocks = team.share(sums);
@@ -195,7 +195,7 @@ __device__ __forceinline__ void select(TopKTeam& team, TopKValues& values, TopKR
     }
     // Chosen ones in the low half, equal ones in the high half; a chunk has less than 2^15.
     uint32_t total;
-    const uint32_t before = team.exclusive_scan_in_block(__popc(chosen) | __popc(last) << 16, total);
+    const uint32_t before = team.warps.exclusive_scan(__popc(chosen) | __popc(last) << 16, total);
     const uint32_t first_equal = equal + (before >> 16);
     uint32_t to = place + (before & 0xffff) + min(first_equal, left) - min(equal, left);
     uint32_t taken = left - min(left, first_equal);

@@ -11,6 +11,7 @@
 
 #include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/top_k.cuh"
+#include "backends/cuda/top_k_scan.cuh"
 
 namespace deepinfer::cuda {
 
@@ -53,7 +54,7 @@ struct TopKTeam {
   TopKShared& s;
   int num_blocks;
   int block;  // number of this one
-  uint32_t warp_turn = 0;
+  WarpValues<kTopKWarps> warps{s.of_warp};
   uint32_t turn = 0;  // of what is sent
   uint32_t histogram_turn = 0;
 
@@ -76,32 +77,12 @@ struct TopKTeam {
     barrier_wait(at, turn / 2 & 1);
     ++turn;
   }
-  // Everybody's copy of what the warps' first lanes give, by warp; lanes beyond the last warp repeat it.
-  __device__ uint2 share_in_block(uint2 of_warp) {
-    uint2* values = s.of_warp[warp_turn++ & 1];
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = of_warp;
-    __syncthreads();
-    return values[threadIdx.x % kTopKWarps];
-  }
   // Shows the value that all threads of a block have to all blocks; where it lies, by block.
   __device__ const uint2* share(uint2 of_block) {
     uint2* values = s.of_block[turn & 1];
     if (threadIdx.x < num_blocks) send(&values[block], barrier(), static_cast<int>(threadIdx.x), of_block);
     receive(num_blocks * sizeof(uint2));
     return values;
-  }
-  // The sum of `value` over the threads of the block before this one; `total` over all of them.
-  __device__ uint32_t exclusive_scan_in_block(uint32_t value, uint32_t& total) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = value;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    const uint32_t of_warp = share_in_block({__shfl_sync(~0u, sum, 31), 0}).x;
-    total = __reduce_add_sync(~0u, lane < kTopKWarps ? of_warp : 0);
-    return sum - value + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
   }
   // Shows this turn's histogram, complete at the barrier before, to all blocks; theirs, by block.
   __device__ const uint32_t* share_histogram(const uint32_t* histogram) {
