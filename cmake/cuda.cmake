@@ -4,6 +4,7 @@
 # Kernels are compiled for compute capability 9.0 alone, with the instructions that only such cards have (90a). Those
 # that do without are compiled for 10.0 in a test (tests/backends/cuda).
 set(DEEPINFER_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
+option(DEEPINFER_RACECHECK "Let every lane arrive at barriers, which compute-sanitizer's racecheck understands" OFF)
 set(DEEPINFER_HAS_CUDA OFF)
 set(DEEPINFER_LEAST_NVCC 12.4)
 

@@ -2,7 +2,7 @@
 // bulk copies that report to them.
 //
 // The pattern: a ring of stages, each with a barrier `full` (one arrival: the producer's announcement of bytes) and a
-// barrier `empty` (one arrival a consumer warp). Use u of a stage waits for full with parity u & 1, and the
+// barrier `empty` (kArrivalsOfWarp a consumer warp, see warp_arrive). Use u of a stage waits for full with parity u & 1, and the
 // producer before filling it for use u for empty with parity (u & 1) ^ 1, which passes at once for u = 0.
 //
 // Bulk copies belong to the asynchronous proxy: barriers must be made visible to it after their initialisation
@@ -53,6 +53,31 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "@p bra.uni done;\nbra.uni again;\ndone:\n}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+// A warp that hands a stage back: its lanes meet, and one of them speaks for the reads of all.
+//
+// compute-sanitizer's racecheck does not know that: it takes the reads of the other lanes for races with the copy that
+// fills the stage again, in the simplest of rings too. Built with DEEPINFER_EVERY_LANE_ARRIVES, every lane arrives for
+// itself, which it does understand; that build is for racecheck.
+#ifdef DEEPINFER_EVERY_LANE_ARRIVES
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  if constexpr (kArrivalsOfWarp == 1) __syncwarp();
+  if (kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+// At the barriers of the same address in all blocks of the cluster.
+template <int kBlocks>
+__device__ __forceinline__ void warp_arrive_everywhere(uint32_t barrier) {
+  if constexpr (kArrivalsOfWarp == 1) {
+    __syncwarp();
+    if (threadIdx.x % 32 < kBlocks) barrier_arrive_at(barrier, threadIdx.x % 32);
+  } else {
+    for (int block = 0; block < kBlocks; ++block) barrier_arrive_at(barrier, block);
+  }
 }
 
 // All threads of all blocks of the cluster.
