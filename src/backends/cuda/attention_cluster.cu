@@ -14,12 +14,14 @@
 namespace deepinfer::cuda {
 namespace {
 
+constexpr int kValueItems = 4, kEarlyValues = 2;  // of a thread; those that are asked for before the own keys are there
+
 // The 64 channels, by one warpgroup: more would each read all weights.
 __device__ void sum_values(const ClusterShared& s, float (&sums)[32], int num_blocks, const int (&heads)[2]) {
   const uint64_t values = rows_descriptor(shared_address(s.q_then_values));
   const uint64_t weights = piece_descriptor(shared_address(s.keys_then_weights));
+  float decay0 = 0, decay1 = 0;
   for (int block = 0; block < num_blocks; ++block) {
-    const float decay0 = s.decay[block][heads[0]], decay1 = s.decay[block][heads[1]];
     if (block > 0) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -35,6 +37,8 @@ __device__ void sum_values(const ClusterShared& s, float (&sums)[32], int num_bl
       mma_values(sums, weights + piece * (kPieceBytes / 16), values + piece * 128, block + step > 0);
     }
     wgmma_commit();
+    const int next = min(block + 1, kMaxBlocks - 1);
+    decay0 = s.decay[next][heads[0]], decay1 = s.decay[next][heads[1]];
     wgmma_wait<0>();
     wgmma_hold(sums);
   }
@@ -54,27 +58,6 @@ struct OutAngles {
   }
 };
 
-__device__ void write_out(const AttentionParams& p, int token, int rank, const float (&sums)[32],
-                          const float (&factor)[2], const int (&heads)[2], int c, const OutAngles& angles) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    std::byte* out = p.out + (token * p.out_stride + heads[r] * kDim + rank * 64) * 2 + c * 16;
-#pragma unroll
-    for (int j = 0; j < 8; j += 4) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (j + i) + 2 * r;
-        pairs[i] = pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]);
-        if (rank == kCluster - 1 && p.num_pairs != 0) {
-          pairs[i] = rotate(pairs[i], angles.cosine[j + i], angles.sine[j + i]);
-        }
-      }
-      *reinterpret_cast<uint4*>(out + j * 16) = transpose_quad(pairs[0], pairs[1], pairs[2], pairs[3], c);
-    }
-  }
-}
-
 template <RowKind kWindow, RowKind kCompressed>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThreads, 1)
     cluster_kernel(const __grid_constant__ AttentionParams p, std::byte* scratch) {
@@ -83,23 +66,31 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
   ClusterShared& s = *reinterpret_cast<ClusterShared*>(memory + (-shared_address(memory) & 1023));
   const int t = threadIdx.x, lane = t % 32, warp = __shfl_sync(~0u, t / 32, 0), c = lane % 4;
   const int rank = blockIdx.x % kCluster, token = blockIdx.x / kCluster;
-  wait_for_kernel_before();
-  let_next_kernel_start();
   if (t == 0) {
     for (uint64_t* barrier : {&s.largest_there, &s.sums_there, &s.weights_there}) {
       barrier_init(shared_address(barrier), 1);
     }
     fence_barrier_init();
-    barrier_expect(shared_address(&s.largest_there), kPieceNumbersBytes);
-    barrier_expect(shared_address(&s.sums_there), kPieceNumbersBytes);
+    barrier_expect(shared_address(&s.largest_there), kLargestBytes);
+    barrier_expect(shared_address(&s.sums_there), kSumsBytes);
     barrier_expect(shared_address(&s.weights_there), kPieces * kPieceBytes);
   }
+  wait_for_kernel_before();
+  let_next_kernel_start();
   const RowLister lister(p, token, t);
   const std::byte* q = p.q + (token * p.q_stride + t / 8 * kDim) * 2 + t % 8 * 16;
   const uint32_t q_tiles = shared_address(s.q_then_values);
 #pragma unroll
   for (int tile = 0; tile < 8; ++tile) {
     copy_unit(unit_address(q_tiles + tile * kTileBytes, t / 8, t % 8), q + tile * 128);
+  }
+  float cosine[4] = {}, sine[4] = {};
+  if (p.num_pairs != 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      cosine[i] = p.cosine[token * p.cosine_stride + t % 8 * 4 + i];
+      sine[i] = p.sine[token * p.sine_stride + t % 8 * 4 + i];
+    }
   }
   KeyList keys;
   if (!lister.list(p, t, keys, s.rows)) {  // all blocks of the cluster alike
@@ -110,28 +101,26 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
   const int num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
   __syncthreads();
 
-  Item<kWindow> own[3], values[4];
+  Item<kWindow> own[3], values[kValueItems];
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const int group = i * kClusterWarps + warp, key = rank * kOwnKeys + group % 10 * 8 + lane % 8;
     const RowKind kind = group < 40 ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
     own[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[key], group / 10 * 4 + lane / 8);
   }
+  // Some of the values before the own keys are there, the others after they have been converted: loads queue, and a
+  // proxy fence waits for them.
   const int value_row = lane % 8 + lane / 16 * 8, value_chunk = lane / 8 % 2;
+  const auto load_values = [&](int begin, int end) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int group = i * kValueWarps + warp - 4, key = group * 16 + value_row;
-    const RowKind kind = warp >= 4 && group < 40 ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
-    values[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[key], rank * 2 + value_chunk);
-  }
-  float cosine[4] = {}, sine[4] = {};
-  if (p.num_pairs != 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      cosine[i] = p.cosine[token * p.cosine_stride + t % 8 * 4 + i];
-      sine[i] = p.sine[token * p.sine_stride + t % 8 * 4 + i];
+    for (int i = 0; i < kValueItems; ++i) {
+      if (i < begin || i >= end) continue;
+      const int group = i * kValueWarps + warp - 4, key = group * 16 + value_row;
+      const RowKind kind = warp >= 4 && group < 40 ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
+      values[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[key], rank * 2 + value_chunk);
     }
-  }
+  };
+  load_values(0, kEarlyValues);
   wait_for_copies();
   if (p.num_pairs != 0) rotate_unit(unit_address(q_tiles + 7 * kTileBytes, t / 8, t % 8), cosine, sine);
 #pragma unroll
@@ -163,10 +152,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
     send_weights<kWindow>(s, w, rank, heads, c, scratch + token * int64_t{kPieces * kPieceBytes});
     sync_threads(kValuesThere, kClusterThreads);
   } else {
+    load_values(kEarlyValues, kValueItems);
     wait_started();
     sync_threads(kQueryRead, kClusterThreads);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kValueItems; ++i) {
       const int group = i * kValueWarps + warp - 4;
       if (group < 40) values[i].convert(q_tiles, group * 16 + value_row, value_chunk * 4, value_chunk);
     }
@@ -174,7 +164,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
     float largest = kNoScore;
     if (noting < kHeads) {
       barrier_wait(shared_address(&s.largest_there), 0);
-      note_decays<kWindow>(s, num_blocks, noting, largest);
+      note_decays<kWindow>(s, noting, largest);
     }
     asm volatile("bar.arrive %0, %1;" ::"n"(kValuesThere), "n"(kClusterThreads) : "memory");
     if (noting < kHeads) {
@@ -193,7 +183,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
   sum_values(s, sums, num_blocks, heads);
   sync_threads(kFactorThere, kClusterThreads);
   const float factor[2] = {s.factor[heads[0]], s.factor[heads[1]]};
-  write_out(p, token, rank, sums, factor, heads, c, angles);
+  const auto turn = [&](uint32_t pair, int j) {
+    return rank != kCluster - 1 || p.num_pairs == 0 ? pair : rotate(pair, angles.cosine[j], angles.sine[j]);
+  };
+  write_out(p, token, rank * 64, sums, factor, heads, c, turn);
 #else
   __trap();
 #endif

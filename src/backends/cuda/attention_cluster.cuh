@@ -20,24 +20,24 @@ inline constexpr int kPieceBytes = kHeads * kPieceKeys * 2;  // of weights
 inline constexpr int kValueWarps = kClusterWarps - 4;        // that convert values; the first four have scores to do
 inline constexpr int kQueryRead = 1, kWeightsWritten = 2, kValuesThere = 3, kFactorThere = 4;  // named barriers
 
-// A number a head and piece of keys, the pieces of a block of the cluster side by side.
-using PieceNumbers = float[kCluster][kHeads][8];
-static_assert(kOwnPieces == 5);
-inline constexpr uint32_t kPieceNumbersBytes = kPieces * kHeads * 4;  // that are sent
+inline constexpr uint32_t kLargestBytes = kCluster * kHeads * 8, kSumsBytes = kPieces * kHeads * 4;  // that are sent
 
 struct ClusterShared {
   std::byte q_then_values[kMaxKeys * 128];      // 8 tiles of 64 heads; one tile of all keys
   std::byte keys_then_weights[kMaxKeys * 128];  // 8 tiles of the own keys; a piece after the other, 64 heads each
-  PieceNumbers largest, sums;                   // scores; weights
+  float2 largest[kCluster][kHeads];             // scores of the keys in its first and in its second block of 64
+  float sums[kCluster][kHeads][8];              // weights of its five pieces
   float decay[kMaxBlocks][kHeads];
   float factor[kHeads];
   uint64_t largest_there, sums_there, weights_there;  // those of all blocks
   const std::byte* rows[kMaxKeys];
 };
 
-__device__ __forceinline__ float piece_number(const PieceNumbers& numbers, int piece, int head) {
-  return numbers[piece / kOwnPieces][head][piece % kOwnPieces];
+// The keys of a block of the cluster belong to two blocks of 64 keys, from this one on.
+__device__ __forceinline__ constexpr int first_block_of(int rank) {
+  return rank * kOwnPieces * kPieceKeys / kKeysPerBlock;
 }
+static_assert(kOwnPieces == 5);
 
 // Where a piece's 8 keys of a head's weights lie. Rows of 32 bytes: units alternate so that eight rows meet all banks.
 __device__ __forceinline__ uint32_t weights_address(uint32_t weights, int piece, int head, int half) {
@@ -50,7 +50,13 @@ __device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-// Five numbers of a head to a block, reported to its barrier. Nobody fences: whoever waits for the barrier sees them.
+// Numbers of a head to a block, reported to its barrier. Nobody fences: whoever waits for the barrier sees them.
+__device__ __forceinline__ void send_numbers(uint32_t to, uint32_t barrier, int rank, const float (&x)[2]) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                   in_block(to, rank)),
+               "f"(x[0]), "f"(x[1]), "r"(in_block(barrier, rank))
+               : "memory");
+}
 __device__ __forceinline__ void send_numbers(uint32_t to, uint32_t barrier, int rank, const float (&x)[kOwnPieces]) {
   const uint32_t there = in_block(to, rank), report = in_block(barrier, rank);
   asm volatile(

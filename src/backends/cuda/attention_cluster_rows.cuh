@@ -83,9 +83,11 @@ struct Item {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = unit_address(tile, row, unit + i);
     if (kind == RowKind::kE4m3) {
-      E4m3::convert(x, y, scale >> chunk % 2 * 8 & 0xFF, 0, to, 0);
+      const uint32_t factor = scale >> chunk % 2 * 8 & 0xFF;
+      E4m3::convert(x, factor, to[0], to[1]);
+      E4m3::convert(y, factor, to[2], to[3]);
     } else if (kind == RowKind::kE2m1) {
-      E2m1::convert(x, scale, 0, to, 0);
+      E2m1::convert(x, scale, to, 0);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) store_unit(to[i], 0, 0, 0, 0);

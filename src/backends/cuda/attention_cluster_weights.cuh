@@ -20,50 +20,63 @@ __device__ inline void own_scores(ClusterShared& s, float (&w)[40]) {
   wgmma_hold(w);
 }
 
+// Numbers of the own keys, combined over the four threads of a row, to all blocks: two a thread.
+template <int kCount, typename Combine, typename Place>
+__device__ __forceinline__ void send_all(Place& to, uint64_t& there, float (&x)[2][kCount], const int (&heads)[2],
+                                         int c, Combine combine) {
+#pragma unroll
+  for (int step = 1; step <= 2; ++step) {
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+      float& part = x[i / kCount][i % kCount];
+      part = combine(part, __shfl_xor_sync(~0u, part, step));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t place = shared_address(&to[heads[r]]), barrier = shared_address(&there);
+    send_numbers(place, barrier, 2 * c, x[r]);
+    send_numbers(place, barrier, 2 * c + 1, x[r]);
+  }
+}
+
 __device__ inline void send_largest(ClusterShared& s, const float (&w)[40], int rank, const int (&heads)[2], int c) {
-  float most[2][kOwnPieces];
+  const int in_first = 4 * (first_block_of(rank) + 1) - rank * kOwnPieces;  // pieces
+  float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int i = 0; i < kOwnPieces; ++i) {
       const int at = 8 * i + 2 * r;
-      most[r][i] = fmaxf(fmaxf(w[at], w[at + 1]), fmaxf(w[at + 4], w[at + 5]));
+      const float m = fmaxf(fmaxf(w[at], w[at + 1]), fmaxf(w[at + 4], w[at + 5]));
+      most[r][0] = i < in_first ? fmaxf(most[r][0], m) : most[r][0];
+      most[r][1] = i < in_first ? most[r][1] : fmaxf(most[r][1], m);
     }
   }
-#pragma unroll
-  for (int step = 1; step <= 2; ++step) {
-#pragma unroll
-    for (int i = 0; i < 2 * kOwnPieces; ++i) {
-      float& x = most[i / kOwnPieces][i % kOwnPieces];
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    }
-  }
-  const uint32_t barrier = shared_address(&s.largest_there);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t place = shared_address(s.largest[rank][heads[r]]);
-    send_numbers(place, barrier, 2 * c, most[r]);
-    send_numbers(place, barrier, 2 * c + 1, most[r]);
-  }
+  send_all(s.largest[rank], s.largest_there, most, heads, c, [](float a, float b) { return fmaxf(a, b); });
 }
 
-__device__ __forceinline__ float block_largest(const ClusterShared& s, int block, int head) {
-  return fmaxf(fmaxf(piece_number(s.largest, 4 * block, head), piece_number(s.largest, 4 * block + 1, head)),
-               fmaxf(piece_number(s.largest, 4 * block + 2, head), piece_number(s.largest, 4 * block + 3, head)));
+// The running maximum after a block of 64.
+__device__ __forceinline__ float largest_up_to(const ClusterShared& s, int block, int head) {
+  float most = kNoScore;
+#pragma unroll
+  for (int rank = 0; rank < kCluster; ++rank) {
+    const float2 x = s.largest[rank][head];
+    if (first_block_of(rank) <= block) most = fmaxf(most, x.x);
+    if (first_block_of(rank) < block) most = fmaxf(most, x.y);
+  }
+  return most;
 }
 
 template <RowKind kWindow>
 __device__ void send_weights(ClusterShared& s, const float (&w)[40], int rank, const int (&heads)[2], int c,
                              std::byte* scratch) {
-  // The own keys belong to two blocks of 64, from first_block on.
-  const int first_piece = rank * kOwnPieces, first_block = first_piece / 4;
+  const int first_piece = rank * kOwnPieces, first_block = first_block_of(rank);
   float running[2][2], sums[2][kOwnPieces];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float most = kNoScore;
-    for (int block = 0; block <= first_block; ++block) most = fmaxf(most, block_largest(s, block, heads[r]));
-    running[0][r] = most;
-    running[1][r] = fmaxf(most, block_largest(s, first_block + 1, heads[r]));
+    running[0][r] = largest_up_to(s, first_block, heads[r]);
+    running[1][r] = largest_up_to(s, first_block + 1, heads[r]);
   }
 #pragma unroll
   for (int i = 0; i < kOwnPieces; ++i) {
@@ -97,41 +110,38 @@ __device__ void send_weights(ClusterShared& s, const float (&w)[40], int rank, c
         "h"(static_cast<uint16_t>((1 << kCluster) - 1))
         : "memory");
   }
-#pragma unroll
-  for (int step = 1; step <= 2; ++step) {
-#pragma unroll
-    for (int i = 0; i < 2 * kOwnPieces; ++i) {
-      float& x = sums[i / kOwnPieces][i % kOwnPieces];
-      x += __shfl_xor_sync(~0u, x, step);
-    }
-  }
-  const uint32_t barrier = shared_address(&s.sums_there);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t place = shared_address(s.sums[rank][heads[r]]);
-    send_numbers(place, barrier, 2 * c, sums[r]);
-    send_numbers(place, barrier, 2 * c + 1, sums[r]);
-  }
+  send_all(s.sums[rank], s.sums_there, sums, heads, c, [](float a, float b) { return a + b; });
 }
 
 // Decays of all blocks; later, the factor of the result. One thread a head.
 template <RowKind kWindow>
-__device__ void note_decays(ClusterShared& s, int num_blocks, int head, float& largest) {
+__device__ void note_decays(ClusterShared& s, int head, float& largest) {
+  float most[kMaxBlocks];
+#pragma unroll
+  for (int block = 0; block < kMaxBlocks; ++block) most[block] = -INFINITY;
+#pragma unroll
+  for (int rank = 0; rank < kCluster; ++rank) {
+    const float2 x = s.largest[rank][head];
+    const int first = first_block_of(rank);
+    most[first] = fmaxf(most[first], x.x), most[first + 1] = fmaxf(most[first + 1], x.y);
+  }
   largest = kNoScore;
-  for (int block = 0; block < num_blocks; ++block) {
-    const float most = fmaxf(largest, block_largest(s, block, head));
-    s.decay[block][head] = exp2_fast((largest - most) * score_scale(kWindow));
-    largest = most;
+#pragma unroll
+  for (int block = 0; block < kMaxBlocks; ++block) {
+    const float before = largest;
+    largest = fmaxf(largest, most[block]);
+    s.decay[block][head] = exp2_fast((before - largest) * score_scale(kWindow));
   }
 }
 template <RowKind kWindow>
 __device__ void note_factor(ClusterShared& s, int num_blocks, int head, float largest, float sink) {
+  const auto piece_sum = [&](int piece) { return s.sums[piece / kOwnPieces][head][piece % kOwnPieces]; };
   float total = 0;
 #pragma unroll
   for (int block = 0; block < kMaxBlocks; ++block) {
     if (block >= num_blocks) break;
-    const float sum = (piece_number(s.sums, 4 * block, head) + piece_number(s.sums, 4 * block + 1, head)) +
-                      (piece_number(s.sums, 4 * block + 2, head) + piece_number(s.sums, 4 * block + 3, head));
+    const float sum =
+        (piece_sum(4 * block) + piece_sum(4 * block + 1)) + (piece_sum(4 * block + 2) + piece_sum(4 * block + 3));
     total = add_block(total, s.decay[block][head], sum);
   }
   s.factor[head] = head_factor<kWindow>(total, largest, sink);

@@ -48,27 +48,13 @@ enum class RowKind { kNone, kE4m3, kE2m1, kBf16 };
 
 __host__ __device__ constexpr float row_scale(RowKind kind) { return kind == RowKind::kBf16 ? 1.0f : 0x1p-8f; }
 
-// 32 columns of a row, four 16-byte units of a tile: what a thread converts at a time. Eight threads side by side take
-// a half of a row, so that their loads are whole lines. Their units then lie in four tiles, two threads a tile: threads
-// of different tiles store in different order (`turn`, 0 ... 3), lest they meet in the same banks. Units go to to[0 ...
-// 3] + skip.
-template <typename T>
-__device__ __forceinline__ void turn_left(T (&x)[4], int turn) {
-  const bool one = turn & 1, two = turn & 2;
-  const T a = one ? x[1] : x[0], b = one ? x[2] : x[1], c = one ? x[3] : x[2], d = one ? x[0] : x[3];
-  x[0] = two ? c : a, x[1] = two ? d : b, x[2] = two ? a : c, x[3] = two ? b : d;
-}
-
+// 512 E4M3 codes, an E8M0 scale for 32.
 struct E4m3 {
-  // Of 32 columns, whose scale is an E8M0.
-  static __device__ __forceinline__ void convert(const uint4& a, const uint4& b, uint32_t scale, int turn,
-                                                 const uint32_t (&to)[4], int skip) {
-    uint32_t low[4] = {a.x, a.z, b.x, b.z}, high[4] = {a.y, a.w, b.y, b.w};
-    turn_left(low, turn);
-    turn_left(high, turn);
+  // 16 columns into two units.
+  static __device__ __forceinline__ void convert(const uint4& codes, uint32_t scale, uint32_t first, uint32_t second) {
     const uint32_t factor = scale * 0x00800080u;  // the exponent of a BF16, in both halves
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store_unit(to[i] + skip, convert8(low[i], high[i], factor));
+    store_unit(first, convert8(codes.x, codes.y, factor));
+    store_unit(second, convert8(codes.z, codes.w, factor));
   }
   static __device__ __forceinline__ uint4 convert8(uint32_t low, uint32_t high, uint32_t scale) {
     return {value<0, 1>(low, scale), value<2, 3>(low, scale), value<0, 1>(high, scale), value<2, 3>(high, scale)};
@@ -80,18 +66,20 @@ struct E4m3 {
   }
 };
 
+// 512 E2M1 codes, an E4M3 scale for 16.
 struct E2m1 {
-  // Of 32 columns, whose two scales are E4M3.
-  static __device__ __forceinline__ void convert(const uint4& codes, uint32_t scales, int turn, const uint32_t (&to)[4],
-                                                 int skip) {
+  // 32 columns into four units.
+  static __device__ __forceinline__ void convert(const uint4& codes, uint32_t scales, const uint32_t (&to)[4],
+                                                 uint32_t skip) {
     uint32_t first, second;
     factors(scales, first, second);
-    uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
-    turn_left(word, turn);
-    const bool a = turn & 2, b = (turn + 1) & 2;
-    const uint32_t factor[4] = {a ? second : first, b ? second : first, a ? first : second, b ? first : second};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store_unit(to[i] + skip, convert8(word[i], factor[i]));
+    // All values before the first store: a store holds its registers for a while.
+    const uint4 a = convert8(codes.x, first), b = convert8(codes.y, first);
+    const uint4 c = convert8(codes.z, second), d = convert8(codes.w, second);
+    store_unit(to[0] + skip, a);
+    store_unit(to[1] + skip, b);
+    store_unit(to[2] + skip, c);
+    store_unit(to[3] + skip, d);
   }
   // Two scales, lower bytes of `codes`, as factors of what e2m1_bits gives: times 2^118, in both halves of a word.
   static __device__ __forceinline__ void factors(uint32_t codes, uint32_t& first, uint32_t& second) {
@@ -113,32 +101,48 @@ __device__ __forceinline__ void load_if(bool there, uint4& x, const std::byte* f
                : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
                : "l"(from), "r"(static_cast<int>(there)));
 }
-__device__ __forceinline__ void load_if(bool there, uint32_t& x, const std::byte* from) {  // 2 bytes
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.nc.u16 %0, [%1];\n}\n"
-               : "+r"(x)
+__device__ __forceinline__ void load_if(bool there, uint2& x, const std::byte* from) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}\n"
+               : "+r"(x.x), "+r"(x.y)
                : "l"(from), "r"(static_cast<int>(there)));
 }
 
-// 32 columns of a row, chunk `chunk` of 16, on their way through a thread.
-struct RowChunk {
-  uint4 a = {}, b = {};
-  uint32_t scales = 0;
+// A half of a row on its way through two threads; `part` 0 takes the even 16-byte pieces of its codes, 1 the odd ones.
+struct HalfRow {
+  uint4 codes[8] = {}, narrow_scales = {};  // E2M1 has four pieces
+  uint2 wide_scales = {};
 
-  __device__ __forceinline__ void load(const std::byte* row, RowKind kind, int chunk) {
-    const bool there = kind != RowKind::kNone, wide = kind == RowKind::kE4m3;
-    const std::byte* codes = row + chunk * (wide ? 32 : 16);
-    load_if(there, a, codes);
-    load_if(there, scales, row + (wide ? 512 + (chunk & ~1) : 256 + chunk * 2));
-    load_if(wide, b, codes + 16);
+  __device__ __forceinline__ void load(const std::byte* row, RowKind kind, int half, int part) {
+    const bool narrow = kind == RowKind::kE2m1, wide = kind == RowKind::kE4m3;
+    const std::byte* from = row + half * (wide ? 256 : 128) + part * 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) load_if(narrow || wide, codes[j], from + j * 32);
+    load_if(narrow, narrow_scales, row + 256 + half * 16);
+#pragma unroll
+    for (int j = 4; j < 8; ++j) load_if(wide, codes[j], from + j * 32);
+    load_if(wide, wide_scales, row + 512 + half * 8);
   }
-  __device__ __forceinline__ void convert(RowKind kind, int chunk, int turn, const uint32_t (&to)[4], int skip) const {
+  __device__ __forceinline__ void convert(RowKind kind, uint32_t tiles, int at, int part) const {
+    uint32_t to[4];
     if (kind == RowKind::kE2m1) {
-      E2m1::convert(a, scales, turn, to, skip);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = unit_address(tiles, at, 4 * part + i);
+      const uint32_t words[4] = {narrow_scales.x, narrow_scales.y, narrow_scales.z, narrow_scales.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) E2m1::convert(codes[j], words[j] >> part * 16, to, j * kTileBytes);
     } else if (kind == RowKind::kE4m3) {
-      E4m3::convert(a, b, scales >> chunk % 2 * 8 & 0xFF, turn, to, skip);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = unit_address(tiles, at, i / 2 * 4 + 2 * part + i % 2);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint32_t scale = __byte_perm(j < 4 ? wide_scales.x : wide_scales.y, 0, 0x4440 | (j & 3));
+        E4m3::convert(codes[j], scale, to[j % 2 * 2] + j / 2 * kTileBytes, to[j % 2 * 2 + 1] + j / 2 * kTileBytes);
+      }
     } else {
 #pragma unroll
-      for (int unit = 0; unit < 4; ++unit) store_unit(to[unit] + skip, 0, 0, 0, 0);
+      for (int i = 0; i < 16; ++i) {
+        store_unit(unit_address(tiles + i / 4 * kTileBytes, at, i % 4 * 2 + part), 0, 0, 0, 0);
+      }
     }
   }
 };

@@ -149,8 +149,7 @@ struct RowFinder {
 
 // The first lists are there already.
 __device__ __forceinline__ void announce_first_rows(PipelineShared& s) {
-  if (threadIdx.x % 32 >= 16) return;
-  for (int n = 0; n < kFirstBlocks; ++n) barrier_arrive(shared_address(&s.rows_full[n]));
+  for (int n = 0; n < kFirstBlocks; ++n) warp_arrive(shared_address(&s.rows_full[n]));
 }
 // List n, by a warpgroup. False: there is no such block.
 template <RowKind kWindow, RowKind kCompressed>
@@ -158,7 +157,7 @@ __device__ __forceinline__ bool find_rows(RowFinder<kWindow, kCompressed>& finde
   const int slot = n % kRowRing;
   barrier_wait(shared_address(&s.rows_empty[slot]), (n / kRowRing & 1) ^ 1);
   const bool there = finder.next(s.rows[slot]);
-  if (finder.writes) barrier_arrive(shared_address(&s.rows_full[slot]));
+  warp_arrive(shared_address(&s.rows_full[slot]));
   return there;
 }
 

@@ -38,19 +38,13 @@ __device__ inline void init_barriers(PipelineShared& s, int keys_arrivals) {
     for (int half = 0; half < 2; ++half) {
       barrier_init(shared_address(&s.keys_full[buffer][half]), keys_arrivals);
     }
-    barrier_init(shared_address(&s.weights_full[buffer]), 4 * 8);
+    barrier_init(shared_address(&s.weights_full[buffer]), 4 * kArrivalsOfWarp);
   }
   for (int slot = 0; slot < kRowRing; ++slot) {
-    barrier_init(shared_address(&s.rows_full[slot]), kKeysPerBlock);
-    barrier_init(shared_address(&s.rows_empty[slot]), 2 * 4);
+    barrier_init(shared_address(&s.rows_full[slot]), 4 * kArrivalsOfWarp);
+    barrier_init(shared_address(&s.rows_empty[slot]), 2 * 4 * kArrivalsOfWarp);
   }
   fence_barrier_init();
-}
-
-// The warp has done its part.
-__device__ __forceinline__ void arrive_warp(uint64_t* barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(barrier));
 }
 
 }  // namespace deepinfer::cuda

@@ -216,8 +216,7 @@ __device__ void weigh_keys(const AttentionParams& p, PipelineShared& s) {
         softmax.add(w);
         softmax.store_factor(s, buffer, p.sink);
       }
-      __syncwarp();
-      if (lane % 4 == 0) barrier_arrive(shared_address(&s.weights_full[buffer]));  // who wrote decays and factors
+      warp_arrive(shared_address(&s.weights_full[buffer]));
 #pragma unroll
       for (int i = 0; i < 32; ++i) before[i] = w[i];
     }

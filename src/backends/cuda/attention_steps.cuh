@@ -85,6 +85,28 @@ __device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32
   return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
 }
 
+// A thread's sums of channels from first_channel on to the results of its two heads. turn(pair, j) rotates the pair of
+// channels 8j + 2c and 8j + 2c + 1 of them, where they are rotated.
+template <int kCount, typename Turn>
+__device__ __forceinline__ void write_out(const AttentionParams& p, int token, int first_channel,
+                                          const float (&sums)[kCount], const float (&factor)[2], const int (&heads)[2],
+                                          int c, Turn turn) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    std::byte* out = p.out + (token * p.out_stride + heads[r] * kDim + first_channel) * 2 + c * 16;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; j += 4) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (j + i) + 2 * r;
+        pairs[i] = turn(pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]), j + i);
+      }
+      *reinterpret_cast<uint4*>(out + j * 16) = transpose_quad(pairs[0], pairs[1], pairs[2], pairs[3], c);
+    }
+  }
+}
+
 // Starts the way of a row of BF16 to L2.
 __device__ __forceinline__ void prefetch_row(const std::byte* row) {
 #pragma unroll

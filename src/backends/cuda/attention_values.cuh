@@ -6,32 +6,9 @@
 
 namespace deepinfer::cuda {
 
-__device__ __forceinline__ void write_out(const AttentionParams& p, int token, int half, const float (&sums)[128],
-                                          const float (&factor)[2], const int (&heads)[2], int c) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    std::byte* out = p.out + (token * p.out_stride + heads[r] * kDim + half * 256) * 2 + c * 16;
-#pragma unroll
-    for (int j = 0; j < 32; j += 4) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (j + i) + 2 * r;
-        pairs[i] = pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]);
-        if (j >= 24 && half == 1 && p.num_pairs != 0) {
-          const int angle = 4 * (j + i - 24) + c;
-          pairs[i] =
-              rotate(pairs[i], p.cosine[token * p.cosine_stride + angle], -p.sine[token * p.sine_stride + angle]);
-        }
-      }
-      *reinterpret_cast<uint4*>(out + j * 16) = transpose_quad(pairs[0], pairs[1], pairs[2], pairs[3], c);
-    }
-  }
-}
-
 template <RowKind kWindow>
 __device__ void sum_values(const AttentionParams& p, PipelineShared& s, int half) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, c = lane % 4;
   const int heads[2] = {16 * warp + lane / 4, 16 * warp + lane / 4 + 8};
   TileFiller<kWindow> filler(s, half);
 #pragma unroll 1
@@ -72,7 +49,12 @@ __device__ void sum_values(const AttentionParams& p, PipelineShared& s, int half
       sync_threads(kValueSync + half, kWarpgroup);  // no warp's product reads the tiles any more
       filler.fill(s, n + 2);
     }
-    write_out(p, work.token, half, sums, factor, heads, lane % 4);
+    const auto turn = [&](uint32_t pair, int j) {
+      if (half == 0 || j < 24 || p.num_pairs == 0) return pair;
+      const int angle = 4 * (j - 24) + c;
+      return rotate(pair, p.cosine[work.token * p.cosine_stride + angle], -p.sine[work.token * p.sine_stride + angle]);
+    };
+    write_out(p, work.token, half * 256, sums, factor, heads, c, turn);
   }
 }
 
