@@ -1,5 +1,5 @@
 // experts: the plan, both products of every expert with its rows, and the sum of a token's rows. Four launches; a
-// handful of tokens takes the products alone, and with many a fifth copies them to their experts' rows first.
+// handful of tokens takes the products alone, and more than eight take a fifth that copies them to their experts' rows.
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/experts_exact.cuh"
@@ -106,7 +106,7 @@ void experts(Stream& stream, const ops::ExpertsArgs& args) {
   std::byte* rows = memory + plan_size + activated_size;
   const ExpertsMemory where{rows, memory + plan_size, rows};
   if (!variant.is_direct()) make_plan(cuda, shape, args, matrices, plan);
-  if (variant.is_many()) scatter_tokens(cuda, shape, plan, args.in, rows);
+  if (!variant.all_tokens) scatter_tokens(cuda, shape, plan, args.in, rows);
   multiply_gate_up(cuda, variant, shape, bank, args, plan, where);
   multiply_down(cuda, variant, shape, bank, args, plan, where);
   if (!variant.is_direct()) combine_rows(cuda, shape, plan, rows, ElementType::kBf16, args);

@@ -55,14 +55,6 @@ class DirectPlan {
     load_matrices(result.expert, shape_.matrices + expert);
     return result;
   }
-  // The token of routed row `row`, another one in every lane.
-  __device__ __forceinline__ int token_of(int row) const {
-    int token = 0;
-    for (int i = 0; i < shape_.num_tokens * shape_.top_k; ++i) {
-      if (row_of(i) == row) token = i / shape_.top_k;
-    }
-    return token;
-  }
 
  private:
   static constexpr int kNoExpert = 0x7FFFFFFF;

@@ -34,33 +34,38 @@ __device__ __forceinline__ void stage_sums(float* staging, const float (&d)[N / 
   }
 }
 
+struct AboutRow {
+  float weight;
+  int column;  // of the sums
+};
+
 // Both warpgroups: the first has the sums of 64 gates, the second those of the same 64 ups. `staging`: room for
-// kTokens of both. `weight_of`: a row's.
-template <int kTokens, int N, typename WeightOf>
+// kTokens of both. `about_row`: of row i of the item; its column is i unless there are no more than kTokens.
+template <int kTokens, int N, typename About>
 __device__ __forceinline__ void write_activation(const RowsOut& out, const float (&d)[N / 2], float scale,
-                                                 int first_row, int num_rows, int first_output, WeightOf weight_of,
+                                                 int first_row, int num_rows, int first_output, About about_row,
                                                  float limit, bool quantise, float* staging, int consumer) {
-  const int group = consumer / 128;
+  static_assert(kTokens <= 16);
+  const int group = consumer / 128, local = consumer / 16, output = consumer % 16 * 4;
 #pragma unroll
   for (int chunk = 0; chunk < N / kTokens; ++chunk) {
     if (chunk * kTokens >= num_rows) break;
+    const int row = chunk * kTokens + local;
+    AboutRow about = {1.0f, 0};
+    if (local < kTokens && row < num_rows) about = about_row(row);
     sync_threads(1, 256);  // the chunk before has been read
     stage_sums<kTokens, N>(staging + group * kTokens * kStagedStride, d, chunk, scale, consumer % 128);
     sync_threads(1, 256);
+    if (local >= kTokens || (row & ~1) >= num_rows) continue;  // by whole warps: they have two rows each
+    const float* sums = staging + (about.column % kTokens) * kStagedStride + output;
+    const float4 gate = *reinterpret_cast<const float4*>(sums);
+    const float4 up = *reinterpret_cast<const float4*>(sums + kTokens * kStagedStride);
+    const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
+    float x[4];
 #pragma unroll
-    for (int first = 0; first < kTokens; first += 16) {
-      const int local = first + consumer / 16, token = chunk * kTokens + local, column = consumer % 16 * 4;
-      if (local >= kTokens || (token & ~1) >= num_rows) break;  // by whole warps: they have two tokens each
-      const float4 gate = *reinterpret_cast<const float4*>(staging + local * kStagedStride + column);
-      const float4 up = *reinterpret_cast<const float4*>(staging + (kTokens + local) * kStagedStride + column);
-      const float weight = token < num_rows ? weight_of(first_row + token) : 1.0f;
-      const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
-      float x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = activate(round_bf16(gates[i]), round_bf16(ups[i]), weight, limit);
-      if (quantise) fake_quant_e4m3(x);
-      if (token < num_rows) store_row4(out, first_row + token, first_output + column, x);
-    }
+    for (int i = 0; i < 4; ++i) x[i] = activate(round_bf16(gates[i]), round_bf16(ups[i]), about.weight, limit);
+    if (quantise) fake_quant_e4m3(x);
+    if (row < num_rows) store_row4(out, first_row + row, first_output + output, x);
   }
 }
 

@@ -17,8 +17,11 @@
 namespace deepinfer::cuda {
 
 struct FewParams : ItemParams {
-  CUtensorMap routed_tokens, shared_tokens;  // boxes of one row
-  const int32_t* row_token = nullptr;        // rows of `routed_tokens` that the routed rows are
+  CUtensorMap routed_rows, shared_rows;    // boxes of kMost rows
+  int routed_box_tiles, shared_box_tiles;  // column tiles of a box: a stage's, or one
+  // Every item of w1 and w3 multiplies all tokens of the step, of which row_token says what rows are.
+  bool all_tokens = false;
+  const int32_t* row_token = nullptr;
   RowsOut out;
   const std::byte* prefetch[2] = {};  // matrices of so many bytes that every step reads
   int64_t prefetch_bytes = 0;
@@ -37,9 +40,6 @@ class StoredPlan {
       : params_(params), num_tiles_(__ldcg(params.num_tiles)) {}
   __device__ __forceinline__ int num_tiles() const { return num_tiles_; }
   __device__ __forceinline__ WorkTile tile(int index) const { return load_tile(params_.tiles + index); }
-  __device__ __forceinline__ int token_of(int row, bool needed) const {
-    return needed ? __ldcg(params_.row_token + row) : 0;
-  }
 
  private:
   const FewParams& params_;
@@ -49,14 +49,20 @@ class UnstoredPlan : public DirectPlan {
  public:
   __device__ __forceinline__ explicit UnstoredPlan(const FewParams& params)
       : DirectPlan(params.direct, kDirectTileRows) {}
-  __device__ __forceinline__ int token_of(int row, bool) const { return DirectPlan::token_of(row); }
 };
 template <class Kind>
 using PlanOf = std::conditional_t<Kind::kDirect, UnstoredPlan, StoredPlan>;
 
+// What the blocks of a direct kernel keep of the plan in shared memory.
+struct DirectRows {
+  float weights[32];
+  int tokens[32];
+  int is_last;
+};
+
 template <class Kind>
 constexpr int kSharedBytes = Kind::kStages* Kind::kStageBytes + 2 * Kind::kStagedTokens* kStagedStride * 4 +
-                             16 * Kind::kStages + (Kind::kDirect ? 32 * 4 + 16 : 0);
+                             20 * Kind::kStages + (Kind::kDirect ? sizeof(DirectRows) : 0);
 
 template <bool kGateUp>
 struct ItemMatrices {
@@ -84,42 +90,36 @@ template <class Kind, bool kGateUp>
 struct Source {
   ItemMatrices<kGateUp> matrices;
   const CUtensorMap* map;
-  int n, stage_tiles, bytes_of_tile, groups;
+  int stage_tiles, box_tiles, bytes_of_tile, groups;
   int first_row;  // of the map
-  int own_row;    // the row that this lane fetches, if it fetches one
-  int num_rows;   // that are fetched
 
-  __device__ __forceinline__ Source(const FewParams& params, const PlanOf<Kind>& plan, int index, int lane) {
+  __device__ __forceinline__ Source(const FewParams& params, const PlanOf<Kind>& plan, int index) {
     const WorkTile tile = plan.tile(index / params.items_per_tile);
     const WeightFormat format = tile.shared ? params.shared_format : params.routed_format;
-    n = Kind::kMost, stage_tiles = cuda::stage_tiles<Kind>(format, n);
+    stage_tiles = cuda::stage_tiles<Kind>(format, Kind::kMost);
     bytes_of_tile = tile_bytes(format);
     matrices = matrices_of<kGateUp>(tile, index % params.items_per_tile, params.row_tiles,
                                     int64_t{params.num_k_tiles} * bytes_of_tile);
     groups = (matrices.tiles[0] != nullptr) + (matrices.tiles[1] != nullptr);
-    map = tile.shared ? &params.shared_tokens : &params.routed_tokens;
-    first_row = tile.first_row - (tile.shared ? params.shared_first : 0);
-    own_row = first_row + lane;
-    num_rows = tile.num_rows;
-    if (kGateUp && !tile.shared) own_row = plan.token_of(own_row, lane < num_rows);
+    box_tiles = tile.shared ? params.shared_box_tiles : params.routed_box_tiles;
+    map = tile.shared ? &params.shared_rows : &params.routed_rows;
+    first_row = params.all_tokens ? 0 : tile.first_row - (tile.shared ? params.shared_first : 0);
   }
   // By one lane.
   __device__ __forceinline__ void copy_weights(uint32_t stage, uint32_t barrier, int k, int count,
                                                uint64_t policy) const {
-    barrier_expect(barrier, count * (num_rows * 128 + groups * bytes_of_tile));
+    barrier_expect(barrier, max(box_tiles, count) * Kind::kMost * 128 + count * groups * bytes_of_tile);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (matrices.tiles[g] == nullptr) continue;
-      copy_bulk(stage + stage_tiles * (n * 128 + g * bytes_of_tile),
+      copy_bulk(stage + stage_tiles * (Kind::kMost * 128 + g * bytes_of_tile),
                 matrices.tiles[g] + static_cast<int64_t>(k) * bytes_of_tile, count * bytes_of_tile, barrier, policy);
     }
   }
-  // By a warp: rows of tokens, one a lane.
-  __device__ __forceinline__ void copy_tokens(uint32_t stage, uint32_t barrier, int k, int count, uint64_t policy,
-                                              int lane) const {
-    if (lane >= num_rows) return;
+  __device__ __forceinline__ void copy_rows(uint32_t stage, uint32_t barrier, int k, int count, uint64_t policy) const {
+    if (box_tiles > 1) return copy_box(stage, map, 0, first_row, k, barrier, policy);
     for (int j = 0; j < count; ++j) {
-      copy_box(stage + (j * n + lane) * 128, map, (k + j) * kTileCols, own_row, barrier, policy);
+      copy_box(stage + j * Kind::kMost * 128, map, (k + j) * kTileCols, first_row, 0, barrier, policy);
     }
   }
 };
@@ -133,7 +133,8 @@ __device__ __forceinline__ void prefetch_shared(const FewParams& params, int lan
   }
 }
 
-// All stages of this block's items, in order. One warp. In the second product the weights of the first stages are
+// All stages of this block's items, in order. One warp. A block takes another item when it has fetched one: those of a
+// multiprocessor run at different speeds. In the second product the weights of the first stages are
 // fetched before the first product is complete: the plan is, or this kernel would not have started.
 template <class Kind, bool kGateUp>
 __device__ __forceinline__ void produce(const FewParams& params, const ExpertsRing<Kind>& ring) {
@@ -141,40 +142,62 @@ __device__ __forceinline__ void produce(const FewParams& params, const ExpertsRi
   const uint64_t once = evict_first(), keep = evict_last();
   const uint32_t stages = shared_address(ring.stages);
   if constexpr (kGateUp) prefetch_shared(params, lane);
+  RingPosition at;
   int early = 0;  // stages whose weights are on their way
-  for (int pass = kGateUp ? 1 : 0; pass < 2; ++pass) {
-    if (pass == 1) {
-      wait_for_kernel_before();
-      let_next_kernel_start();
-    }
+  if constexpr (!kGateUp) {
     const PlanOf<Kind> plan(params);
-    const int num_items = plan.num_tiles() * params.items_per_tile;
-    RingPosition at;
-    int used = 0;
-    for (int round = 0; round * blocks < num_items && (pass == 1 || used < Kind::kStages); ++round) {
-      const int index = item_of(round, blockIdx.x, blocks);
-      if (index >= num_items) continue;
-      const Source<Kind, kGateUp> source(params, plan, index, lane);
-      for (int k = 0; k < params.num_k_tiles; k += source.stage_tiles) {
-        if (pass == 0 && used == Kind::kStages) break;
-        const int count = min(source.stage_tiles, params.num_k_tiles - k);
-        const uint32_t barrier = ring.full(at.stage), stage = stages + at.stage * Kind::kStageBytes;
-        if (pass == 1) barrier_wait(ring.empty(at.stage), at.use ^ 1);
-        if (used >= early && lane == 0) source.copy_weights(stage, barrier, k, count, once);
-        __syncwarp();
-        if (pass == 1) source.copy_tokens(stage, barrier, k, count, keep, lane);
-        ++used;
-        at.advance(Kind::kStages);
+    if (static_cast<int>(blockIdx.x) < plan.num_tiles() * params.items_per_tile) {
+      const Source<Kind, kGateUp> source(params, plan, blockIdx.x);
+      for (int k = 0; k < params.num_k_tiles && early < Kind::kStages; k += source.stage_tiles, ++early) {
+        if (lane != 0) continue;
+        if (k == 0) ring.items[0] = blockIdx.x;
+        source.copy_weights(stages + early * Kind::kStageBytes, ring.full(early), k,
+                            min(source.stage_tiles, params.num_k_tiles - k), once);
       }
+      __syncwarp();
     }
-    early = pass == 0 ? used : early;
+  }
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const PlanOf<Kind> plan(params);
+  const int num_items = plan.num_tiles() * params.items_per_tile;
+  int round = 0;
+  for (int index = blockIdx.x; index < num_items;) {
+    // Known when this item has been fetched.
+    int next = 0;
+    if constexpr (Kind::kDirect) {
+      next = item_of(++round, blockIdx.x, blocks);
+      if (next >= num_items) next = item_of(++round, blockIdx.x, blocks);
+    } else if (lane == 0) {
+      next = blocks + atomicAdd(params.claims, 1);
+    }
+    const Source<Kind, kGateUp> source(params, plan, index);
+    for (int k = 0; k < params.num_k_tiles; k += source.stage_tiles, --early) {
+      const int count = min(source.stage_tiles, params.num_k_tiles - k);
+      const uint32_t barrier = ring.full(at.stage), stage = stages + at.stage * Kind::kStageBytes;
+      barrier_wait(ring.empty(at.stage), at.use ^ 1);
+      if (lane == 0) {
+        if (early <= 0) {
+          if (k == 0) ring.items[at.stage] = index;
+          source.copy_weights(stage, barrier, k, count, once);
+        }
+        source.copy_rows(stage, barrier, k, count, keep);
+      }
+      at.advance(Kind::kStages);
+    }
+    index = __shfl_sync(0xFFFFFFFFu, next, 0);
+  }
+  barrier_wait(ring.empty(at.stage), at.use ^ 1);
+  if (lane == 0) {
+    ring.items[at.stage] = -1;
+    barrier_arrive(ring.full(at.stage));
   }
 }
 
 template <class Kind, bool kGateUp>
 __device__ __forceinline__ void run_item(const FewParams& params, const WorkTile& tile, int block,
                                          const ExpertsRing<Kind>& ring, RingPosition& at, float* staging,
-                                         const float* row_weights, int consumer) {
+                                         const DirectRows* direct, int consumer) {
   constexpr int kTokens = Kind::kStagedTokens, N = Kind::kMost;
   const int group = consumer / 128, thread = consumer % 128;
   const int row_tile = kGateUp ? block : 2 * block + group;
@@ -195,10 +218,13 @@ __device__ __forceinline__ void run_item(const FewParams& params, const WorkTile
     multiply_stages<Kind, WeightFormat::kF8Tile32, N>(d, ring, at, params.num_k_tiles, group, thread, exponent);
   }
   if constexpr (kGateUp) {
-    const auto weight_of = [&](int row) {
-      return tile.shared ? 1.0f : Kind::kDirect ? row_weights[row] : __ldcg(params.row_weight + row);
+    const auto about_row = [&](int i) -> AboutRow {
+      const int row = tile.first_row + i;
+      if (tile.shared) return {1.0f, i};
+      if constexpr (Kind::kDirect) return {direct->weights[row], direct->tokens[row]};
+      return {__ldcg(params.row_weight + row), params.all_tokens ? __ldcg(params.row_token + row) : i};
     };
-    write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows, weight_of,
+    write_activation<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows, about_row,
                                  params.limit, params.quantise, staging, consumer);
   } else {
     write_products<kTokens, N>(params.out, d, scale, tile.first_row, tile.num_rows, row_tile * kTileRows,
@@ -233,7 +259,7 @@ __device__ __forceinline__ void sum_rows(const FewParams& params, const DirectPl
 
 template <class Kind, bool kGateUp>
 __device__ __forceinline__ void consume(const FewParams& params, const ExpertsRing<Kind>& ring, float* staging,
-                                        float* row_weights, int* is_last) {
+                                        DirectRows* direct) {
   const int consumer = threadIdx.x;
   if constexpr (kGateUp) {
     wait_for_kernel_before();
@@ -241,30 +267,34 @@ __device__ __forceinline__ void consume(const FewParams& params, const ExpertsRi
   }
   // The second product's kernel would not have started without the plan, or what it is made of.
   const PlanOf<Kind> plan(params);
-  const int num_tiles = plan.num_tiles(), num_items = num_tiles * params.items_per_tile, blocks = gridDim.x;
+  const int num_tiles = plan.num_tiles();
   if constexpr (kGateUp && Kind::kDirect) {
     const DirectShape& shape = params.direct;
-    if (consumer < shape.num_tokens * shape.top_k) {  // read after the barriers of the activation
-      row_weights[plan.row()] = __ldcg(shape.weights.row(consumer / shape.top_k) + consumer % shape.top_k);
+    if (consumer < shape.num_tokens * shape.top_k) {
+      direct->weights[plan.row()] = __ldcg(shape.weights.row(consumer / shape.top_k) + consumer % shape.top_k);
+      direct->tokens[plan.row()] = consumer / shape.top_k;
     }
   }
   if constexpr (!kGateUp) {
     wait_for_kernel_before();
     let_next_kernel_start();
   }
+  if constexpr (kGateUp && Kind::kDirect) sync_threads(4, kExpertsConsumers);
   RingPosition at;
-  for (int round = 0; round * blocks < num_items; ++round) {
-    const int index = item_of(round, blockIdx.x, blocks);
-    if (index >= num_items) continue;
+  while (true) {
+    barrier_wait(ring.full(at.stage), at.use);
+    const int index = ring.items[at.stage];
+    if (index < 0) break;
     const WorkTile tile = plan.tile(index / params.items_per_tile);
     const int part = index % params.items_per_tile;
-    run_item<Kind, kGateUp>(params, tile, part, ring, at, staging, row_weights, consumer);
+    run_item<Kind, kGateUp>(params, tile, part, ring, at, staging, direct, consumer);
     if constexpr (!kGateUp && Kind::kDirect) {
       // Who finishes the last expert's rows of these outputs adds all of them up, in the order that any block would.
       sync_threads(4, kExpertsConsumers);
-      if (consumer == 0) *is_last = count_arrival(params.arrivals + part) + 1 == static_cast<unsigned>(num_tiles);
+      if (consumer == 0)
+        direct->is_last = count_arrival(params.arrivals + part) + 1 == static_cast<unsigned>(num_tiles);
       sync_threads(4, kExpertsConsumers);
-      if (*is_last == 0) continue;
+      if (direct->is_last == 0) continue;
       sum_rows(params, plan, part, consumer);
       if (consumer == 0) params.arrivals[part] = 0;
     }
@@ -278,15 +308,17 @@ __global__ void __launch_bounds__(Kind::kThreads, Kind::kBlocksPerSm)
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + Kind::kStages * Kind::kStageBytes);
   const uint32_t barriers = shared_address(staging + 2 * Kind::kStagedTokens * kStagedStride);
-  const ExpertsRing<Kind> ring{shared, barriers};
+  const ExpertsRing<Kind> ring{
+      shared, barriers, reinterpret_cast<int*>(staging + 2 * Kind::kStagedTokens * kStagedStride) + 4 * Kind::kStages};
   if (threadIdx.x == 0) ring.init();
-  if (threadIdx.x == 32) prefetch_map(&params.routed_tokens), prefetch_map(&params.shared_tokens);
+  if (threadIdx.x == 32) prefetch_map(&params.routed_rows), prefetch_map(&params.shared_rows);
   __syncthreads();
   if (threadIdx.x >= kExpertsConsumers) {
     produce<Kind, kGateUp>(params, ring);
   } else {
-    auto* row_weights = reinterpret_cast<float*>(shared + kSharedBytes<Kind> - (Kind::kDirect ? 32 * 4 + 16 : 0));
-    consume<Kind, kGateUp>(params, ring, staging, row_weights, reinterpret_cast<int*>(row_weights + 32));
+    auto* direct =
+        reinterpret_cast<DirectRows*>(shared + kSharedBytes<Kind> - (Kind::kDirect ? sizeof(DirectRows) : 0));
+    consume<Kind, kGateUp>(params, ring, staging, direct);
   }
 #else
   __trap();

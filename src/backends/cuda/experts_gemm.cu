@@ -26,26 +26,46 @@ void launch_few(CudaStream& stream, const PlanShape& shape, FewParams& params) {
 
 ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank) {
   const int64_t rows = int64_t{num_tokens} * top_k, experts = bank.num_experts;
-  if (rows <= 20) return {kDirectTileRows, kDirectTileRows, ExpertsKernel::kDirect};
-  if (2 * rows <= 9 * experts) return {8, 8, ExpertsKernel::kFew8};
+  if (rows <= 20 && num_tokens <= 8) return {kDirectTileRows, kDirectTileRows, ExpertsKernel::kDirect, true};
+  if (2 * rows <= 9 * experts) return {8, 8, ExpertsKernel::kFew8, num_tokens <= 8};
   if (rows <= 12 * experts) return {16, 16, ExpertsKernel::kFew16};
   return {most_rows_of_item(bank.routed_format), most_rows_of_item(bank.shared_format), ExpertsKernel::kMany};
 }
 
 namespace {
 
+using Few8 = FewRows<8, 3>;
+using Few16 = FewRows<16, 3>;
+using Direct = FewRows<kDirectTileRows, 2, true>;
+
+int stage_tiles_of(const ExpertsVariant& variant, WeightFormat format) {
+  static_assert(Few8::kStageBytes == Direct::kStageBytes && Few8::kMost == kDirectTileRows);
+  return variant.kernel == ExpertsKernel::kFew16 ? stage_tiles<Few16>(format, 16) : stage_tiles<Few8>(format, 8);
+}
+
 template <bool kGateUp>
 void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape, FewParams& params) {
   switch (variant.kernel) {
     case ExpertsKernel::kDirect:
-      return launch_few<FewRows<kDirectTileRows, 2, true>, kGateUp>(stream, shape, params);
+      return launch_few<Direct, kGateUp>(stream, shape, params);
     case ExpertsKernel::kFew8:
-      return launch_few<FewRows<8, 3>, kGateUp>(stream, shape, params);
+      return launch_few<Few8, kGateUp>(stream, shape, params);
     case ExpertsKernel::kFew16:
-      return launch_few<FewRows<16, 3>, kGateUp>(stream, shape, params);
+      return launch_few<Few16, kGateUp>(stream, shape, params);
     case ExpertsKernel::kMany:
       DI_CHECK(false, "many rows in a kernel for few");
   }
+}
+
+// For either format the rows of a stage in one box, where whole column tiles allow it.
+void set_rows(FewParams& p, const ExpertsVariant& variant, const PreparedExperts& bank, const ConstTensorView& routed,
+              const ConstTensorView& shared) {
+  const auto set = [&](CUtensorMap& map, int& box_tiles, WeightFormat format, const ConstTensorView& rows) {
+    box_tiles = rows.cols % kTileCols == 0 ? stage_tiles_of(variant, format) : 1;
+    map = token_slabs_map(rows.data, rows.rows, rows.cols, rows.stride, variant.tile_rows, box_tiles);
+  };
+  set(p.routed_rows, p.routed_box_tiles, bank.routed_format, routed);
+  set(p.shared_rows, p.shared_box_tiles, bank.shared_format, shared);
 }
 
 DirectShape direct_shape(const PlanShape& shape, const PreparedExperts& bank, const ops::ExpertsArgs& args) {
@@ -66,7 +86,13 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
   FewParams p;
   set_product(p, bank, plan, bank.inner, bank.hidden);
   set_activation(p, shape, plan, args);
-  p.shared_tokens = p.routed_tokens = token_map(args.in.data, args.in.rows, bank.hidden, args.in.stride, 1);
+  const ConstTensorView in(args.in.data, ElementType::kBf16, args.in.rows, bank.hidden, args.in.stride);
+  set_rows(p, variant, bank,
+           variant.all_tokens
+               ? in
+               : ConstTensorView(memory.in_rows, ElementType::kBf16, shape.num_rows(), bank.hidden, bank.hidden),
+           in);
+  p.all_tokens = variant.all_tokens;
   p.row_token = plan.row_token;
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.activated), bank.inner, bank.inner};
   p.prefetch[0] = args.bank->shared.w1.data.get(), p.prefetch[1] = args.bank->shared.w3.data.get();
@@ -81,8 +107,9 @@ void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const Plan
   if (variant.is_many()) return multiply_down_many(stream, shape, bank, plan, memory);
   FewParams p;
   set_product(p, bank, plan, bank.hidden, bank.inner);
-  p.shared_tokens = p.routed_tokens =
-      token_map(memory.activated, shape.num_rows() + shape.num_tokens, bank.inner, bank.inner, 1);
+  const ConstTensorView rows(memory.activated, ElementType::kBf16, shape.num_rows() + shape.num_tokens, bank.inner,
+                             bank.inner);
+  set_rows(p, variant, bank, rows, rows);
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.out_rows), bank.hidden, bank.hidden};
   p.direct = direct_shape(shape, bank, args);
   p.arrivals = reinterpret_cast<unsigned*>(bank.arrivals.get());

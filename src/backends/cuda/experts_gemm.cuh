@@ -21,6 +21,7 @@ enum class ExpertsKernel { kDirect, kFew8, kFew16, kMany };
 struct ExpertsVariant {
   int tile_rows, shared_tile_rows;
   ExpertsKernel kernel;
+  bool all_tokens = false;  // every item of w1 and w3 multiplies all tokens: no copies of them are needed
   bool is_many() const { return kernel == ExpertsKernel::kMany; }
   // Without make_plan, and with the sum of a token's rows.
   bool is_direct() const { return kernel == ExpertsKernel::kDirect; }

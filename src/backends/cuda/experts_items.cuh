@@ -12,6 +12,7 @@ namespace deepinfer::cuda {
 struct ItemParams {
   const int* num_tiles;
   const WorkTile* tiles;
+  int* claims;                        // items that were taken beyond the first of every block; not of a direct kernel
   const float* row_weight = nullptr;  // null: w2
   int shared_first = 0;               // the row of the plan that is the shared expert's first row of the input
   WeightFormat routed_format, shared_format;
@@ -25,6 +26,7 @@ struct ItemParams {
 inline void set_product(ItemParams& p, const PreparedExperts& bank, const ExpertsPlan& plan, int rows, int cols) {
   p.num_tiles = plan.num_tiles;
   p.tiles = plan.tiles;
+  p.claims = plan.claims + (rows == bank.inner ? 0 : 1);
   p.routed_format = bank.routed_format;
   p.shared_format = bank.shared_format;
   p.num_k_tiles = (cols + kTileCols - 1) / kTileCols;
@@ -39,8 +41,8 @@ inline void set_activation(ItemParams& p, const PlanShape& shape, const ExpertsP
   p.quantise = args.quantise;
 }
 
-// The item that taker `taker` of `takers` takes in round `round`: back and forth, so that who got the longer items
-// first gets the last ones last.
+// Where items are dealt out beforehand: the item that taker `taker` of `takers` takes in round `round`: back and forth,
+// so that who got the longer items first gets the last ones last.
 __device__ __forceinline__ int item_of(int round, int taker, int takers) {
   return round * takers + (round % 2 == 0 ? taker : takers - 1 - taker);
 }

@@ -37,8 +37,9 @@ __host__ __device__ constexpr int stage_tiles(WeightFormat format, int n) {
 template <class Kind>
 struct ExpertsRing {
   static constexpr int kStages = Kind::kStages;
-  std::byte* stages;  // at a multiple of 1024
-  uint32_t barriers;  // 16 bytes a stage
+  std::byte* stages;    // at a multiple of 1024
+  uint32_t barriers;    // 16 bytes a stage
+  volatile int* items;  // [stages] the item that begins in a stage; -1: there are no more
 
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (kStages + stage); }
@@ -46,20 +47,27 @@ struct ExpertsRing {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), kExpertsConsumers / 32);
+      barrier_init(empty(i), kExpertsConsumers / 32 * kArrivalsOfWarp);
     }
     fence_barrier_init();
   }
   // By every thread of a consumer warp, once it has read a stage.
-  __device__ __forceinline__ void release(int stage) const {
-    __syncwarp();  // one lane speaks for the reads of all
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(stage));
-  }
+  __device__ __forceinline__ void release(int stage) const { warp_arrive(empty(stage)); }
 };
 
 // For the L2, in whose good time.
 __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// As copy_box of two dimensions; column tiles or planes are the third.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, int z, uint32_t barrier,
+                                         uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
+      "%4, %5}], [%2], %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
+      : "memory");
 }
 
 // TileShare with cheaper multipliers: those of two rows in one register, of which an instruction takes either half.

@@ -42,7 +42,8 @@ __device__ __forceinline__ ExpertMatrix matrix_of(const ExpertMatrices& expert, 
           up ? expert.w3.scale : expert.w1.scale};
 }
 
-// All stages of this block's items, in order. One warp: lanes 0, 1, ... fetch a warpgroup's weights each; lanes 8, 9,
+// All stages of this block's items, in order; another one is taken when one has been fetched. One warp: lanes 0, 1, ...
+// fetch a warpgroup's weights each; lanes 8, 9,
 // ... boxes of 8, 16, ... rows, those that make up the item's number of rows.
 template <bool kGateUp>
 __device__ __forceinline__ void produce(const ManyParams& params, const ManyRing& ring) {
@@ -53,9 +54,9 @@ __device__ __forceinline__ void produce(const ManyParams& params, const ManyRing
   let_next_kernel_start();
   const int num_items = __ldcg(params.num_tiles) * params.items_per_tile, blocks = gridDim.x;
   RingPosition at;
-  for (int round = 0; round * blocks < num_items; ++round) {
-    const int index = item_of(round, blockIdx.x, blocks);
-    if (index >= num_items) continue;
+  for (int index = blockIdx.x; index < num_items;) {
+    // Known when this item has been fetched.
+    const int next = lane == 0 ? blocks + atomicAdd(params.claims, 1) : 0;
     const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
     const int part = index % params.items_per_tile, n = rows_of_instruction(tile.num_rows), units = n / kRowUnit;
     const int bytes_of_tile = tile_bytes(tile.shared ? params.shared_format : params.routed_format);
@@ -75,7 +76,10 @@ __device__ __forceinline__ void produce(const ManyParams& params, const ManyRing
     for (int k = 0; k < params.num_k_tiles; ++k) {
       const uint32_t barrier = ring.full(at.stage), stage = stages + at.stage * ManyRows::kStageBytes;
       barrier_wait(ring.empty(at.stage), at.use ^ 1);
-      if (lane == 0) barrier_expect(barrier, bytes);
+      if (lane == 0) {
+        if (k == 0) ring.items[at.stage] = index;
+        barrier_expect(barrier, bytes);
+      }
       __syncwarp();
       if (weights) {
         copy_bulk(stage + to, from, bytes_of_tile, barrier, policy);
@@ -85,6 +89,12 @@ __device__ __forceinline__ void produce(const ManyParams& params, const ManyRing
       }
       at.advance(ManyRows::kStages);
     }
+    index = __shfl_sync(0xFFFFFFFFu, next, 0);
+  }
+  barrier_wait(ring.empty(at.stage), at.use ^ 1);
+  if (lane == 0) {
+    ring.items[at.stage] = -1;
+    barrier_arrive(ring.full(at.stage));
   }
 }
 
@@ -122,11 +132,11 @@ __device__ __forceinline__ void consume(const ManyParams& params, const ManyRing
   const int first_group = kGateUp ? group / 2 * 2 : group, barrier = 1 + first_group, threads = kGateUp ? 256 : 128;
   wait_for_kernel_before();
   let_next_kernel_start();
-  const int num_items = __ldcg(params.num_tiles) * params.items_per_tile, blocks = gridDim.x;
   RingPosition at;
-  for (int round = 0; round * blocks < num_items; ++round) {
-    const int index = item_of(round, blockIdx.x, blocks);
-    if (index >= num_items) continue;
+  while (true) {
+    barrier_wait(ring.full(at.stage), at.use);
+    const int index = ring.items[at.stage];
+    if (index < 0) break;
     const WorkTile tile = load_tile(params.tiles + index / params.items_per_tile);
     const int row_tile = row_tile_of<kGateUp>(index % params.items_per_tile, group);
     if (row_tile >= params.row_tiles) {
@@ -154,7 +164,8 @@ __global__ void __launch_bounds__(ManyRows::kThreads, 1) many_rows_kernel(const 
 #ifdef DI_SM90A
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const staging = shared + ManyRows::kStages * ManyRows::kStageBytes;
-  const ManyRing ring{shared, shared_address(staging + ManyRows::kGroups * ManyRows::kStagingBytes)};
+  std::byte* const barriers = staging + ManyRows::kGroups * ManyRows::kStagingBytes;
+  const ManyRing ring{shared, shared_address(barriers), reinterpret_cast<int*>(barriers + 16 * ManyRows::kStages)};
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
   // Together what 640 threads of 96 registers have.

@@ -22,14 +22,15 @@ struct ManyRows {
   static constexpr int kStageBytes = (96 * 128 + kGroups * 4112 + 1023) / 1024 * 1024;
   static_assert(kMost * 128 + kGroups * 2176 <= kStageBytes);
   static constexpr int kStagingBytes = kMost * 128;  // of a warpgroup
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kStagingBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 20) + kGroups * kStagingBytes;
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
 // A stage is free once all consumer warps have handed it back.
 struct ManyRing {
-  std::byte* stages;  // at a multiple of 1024
-  uint32_t barriers;  // 16 bytes a stage
+  std::byte* stages;    // at a multiple of 1024
+  uint32_t barriers;    // 16 bytes a stage
+  volatile int* items;  // [stages] the item that begins in a stage, or that there is none
 
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (ManyRows::kStages + stage); }
@@ -37,15 +38,12 @@ struct ManyRing {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < ManyRows::kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), ManyRows::kConsumers / 32);
+      barrier_init(empty(i), ManyRows::kConsumers / 32 * kArrivalsOfWarp);
     }
     fence_barrier_init();
   }
   // By every thread of a consumer warp, once it has read a stage.
-  __device__ __forceinline__ void release(int stage) const {
-    __syncwarp();  // one lane speaks for the reads of all
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(stage));
-  }
+  __device__ __forceinline__ void release(int stage) const { warp_arrive(empty(stage)); }
 };
 
 // d = the sums over `num_tiles` column tiles, the first of which comes into stage `at`, for `n` rows. One warpgroup;

@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(kPlanThreads)
       write_tiles(plan.tiles + shared_tiles + before.y, matrices, expert, before.x, total, tiles, 0);
     }
     if (expert == shape.num_experts - 1) *plan.num_tiles = shared_tiles + before.y + tiles;
+    if (expert < 2) plan.claims[expert] = 0;
     if (expert == kPlanThreads - 1) {
       write_tiles(plan.tiles, matrices, shape.num_experts, rows, shape.num_tokens, shared_tiles, 1);
     }
@@ -221,6 +222,7 @@ int64_t plan_bytes(const PlanShape& shape) {
 ExpertsPlan plan_at(std::byte* memory, const PlanShape& shape) {
   ExpertsPlan plan;
   plan.num_tiles = reinterpret_cast<int*>(memory);
+  plan.claims = plan.num_tiles + 1;
   memory += 256;
   plan.tiles = reinterpret_cast<WorkTile*>(memory);
   memory += aligned(shape.most_tiles() * static_cast<int64_t>(sizeof(WorkTile)));

@@ -37,6 +37,7 @@ struct ExpertsPlan {
   int32_t* row_token;  // [rows] tokens of the routed rows
   float* row_weight;   // [rows]
   int32_t* slot_row;   // [num_tokens, top_k] rows of the slots
+  int* claims;         // [2] items that were taken beyond the first of every block, of either product
 };
 
 struct PlanShape {
