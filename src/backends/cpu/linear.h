@@ -2,7 +2,8 @@
 // weights: a weight may only be run by the set that packed it.
 //
 // `reference`, `avx2` and `avx512` give equal bits as long as inputs lie below 2^39 in magnitude, and sums over a group
-// of 32 columns above 2^-94 or at zero: with FP8 weights, sums are kept times a power of two that costs bits beyond.
+// of 32 columns above 2^-88 or at zero: with FP8 and MXFP4 weights, sums may be kept times a power of two that costs
+// bits beyond.
 //
 // `avx512_bf16` multiplies BF16 pairs for tasks with `input_is_bf16` (weights in FP8, MXFP4 or BF16): for each group of
 // 32 columns, `g` takes the 16 pairs in ascending order, one VDPBF16PS each (two products, rounded after each;

@@ -34,6 +34,8 @@ int64_t data_bytes(WeightFormat format, int64_t count) {
   return 0;
 }
 
+bool has_codes(WeightFormat format) { return format == WeightFormat::kF8Tile32 || format == WeightFormat::kMxfp4; }
+
 int64_t scale_bytes_per_block(WeightFormat format) {
   if (format == WeightFormat::kF8Tile32) return sizeof(float);
   if (format == WeightFormat::kMxfp4) return kTileRows;
@@ -64,21 +66,12 @@ void pack_bf16_row(const std::byte* from, std::byte* block, int row) {
   }
 }
 
-// kYmm, kZmm: each half line is one pair of columns, {even, odd}[16 rows].
-//
-// kYmmLanes: each half line is eight rows; a 32-bit lane is one row's four columns, in the order 0, 2, 1, 3.
-void pack_fp8_row(const std::byte* from, std::byte* block, int row, LineOrder order) {
-  if (order == LineOrder::kYmmLanes) {
-    for (int line = 0; line < 8; ++line, from += 4) {
-      const std::byte lane[4] = {from[0], from[2], from[1], from[3]};
-      std::memcpy(block + line * kLineBytes + row * 4, lane, 4);
-    }
-    return;
-  }
+// Each half line is one pair of columns, {even, odd}[16 rows].
+void pack_fp8_row(const std::byte* from, std::byte* block, int row) {
   for (int half = 0; half < 16; ++half) std::memcpy(block + half * 32 + row * 2, from + half * 2, 2);
 }
 
-// kYmm, kYmmLanes: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1,
+// kYmm: each half line is four columns. A row has two adjacent bytes: the low nibbles are columns 0 and 1,
 // the high ones 2 and 3; rows lie so that unpacking the two halves of each 128-bit lane gives rows 0-7 and 8-15.
 //
 // kZmm: a 32-bit lane is one row's eight columns; the low half has the even ones, ascending from the low nibble, and
@@ -105,7 +98,7 @@ void pack_mxfp4_row(const std::byte* from, std::byte* block, int row, LineOrder 
 void pack_row(const ops::WeightSource& source, const std::byte* from, std::byte* block, int row, LineOrder order) {
   switch (source.format) {
     case WeightFormat::kF8Tile32:
-      return pack_fp8_row(from, block, row, order);
+      return pack_fp8_row(from, block, row);
     case WeightFormat::kMxfp4:
       return pack_mxfp4_row(from, block, row, order);
     case WeightFormat::kBf16:
@@ -115,13 +108,59 @@ void pack_row(const ops::WeightSource& source, const std::byte* from, std::byte*
   }
 }
 
-void pack_scales(const ops::WeightSource& source, int64_t first_row, int num_rows, std::byte* tile) {
+// What a lane of kYmmLanes must give: `plain`, its own bits where codes lie in it, and `mixed`, the wanted bits of its
+// exclusive or with itself moved down by a byte (whose highest is the lowest of `next`, the lane that follows). Every
+// mixed bit can choose one of its two: at kUpper the higher, elsewhere its own, since the other is known by then.
+template <uint32_t kUpper, uint32_t kOwn>
+uint32_t lane_of(uint32_t plain, uint32_t mixed, uint32_t next) {
+  uint32_t lane = plain | ((mixed ^ plain) & kUpper) << 8;
+  for (uint32_t byte = 0xFF000000; byte != 0; byte >>= 8) lane |= (mixed ^ lane >> 8 ^ next << 24) & kOwn & byte;
+  return lane;
+}
+
+// Four columns: the codes that linear_avx2.cc reads from the lane, from two bytes lower, and mixed after two shifts.
+uint32_t fp8_lane(const std::byte* from, uint32_t next) {
+  const auto at = [from](int column, int shift) {
+    const uint32_t code = load<uint8_t>(from + column);
+    return ((code & 0x80) << 24 | (code & 0x7F) << 20) >> shift;
+  };
+  return lane_of<0x00700070, 0x080F080F>(at(0, 0) | at(1, 16), at(2, 4) | at(3, 20), next);
+}
+
+// Eight columns, likewise.
+uint32_t mxfp4_lane(const std::byte* from, uint32_t next) {
+  const auto at = [codes = load<uint32_t>(from)](int column, int shift) {
+    const uint32_t code = codes >> (4 * column) & 15;
+    return ((code & 8) << 28 | (code & 7) << 22) >> shift;
+  };
+  return lane_of<0x00540054, 0x22232223>(at(0, 0) | at(1, 4) | at(2, 16) | at(3, 20),
+                                         at(4, 2) | at(5, 6) | at(6, 18) | at(7, 22), next);
+}
+
+// A line is 16 lanes, one a row. From the last to the first, since each depends on the one that follows in memory.
+void pack_lanes(const ops::WeightSource& source, int64_t first_row, int num_rows, std::byte* blocks) {
+  const bool is_fp8 = source.format == WeightFormat::kF8Tile32;
+  const int64_t row_bytes = data_bytes(source.format, source.cols);
+  for (int64_t line = row_bytes / 4 - 1; line >= 0; --line) {
+    for (int row = kTileRows - 1; row >= 0; --row) {
+      constexpr std::byte kZeros[4] = {};
+      const std::byte* from = row < num_rows ? source.data + (first_row + row) * row_bytes + line * 4 : kZeros;
+      std::byte* lane = blocks + line * kLineBytes + row * 4;
+      const uint32_t next = load<uint8_t>(lane + 4);
+      store(lane, is_fp8 ? fp8_lane(from, next) : mxfp4_lane(from, next));
+    }
+  }
+}
+
+void pack_scales(const ops::WeightSource& source, int64_t first_row, std::byte* tile) {
   const int64_t groups = source.cols / kGroupColumns;
+  std::memset(tile, 0, tile_scales_bytes(source.format, source.cols));
   if (source.format == WeightFormat::kF8Tile32) {
     const std::byte* scales = source.scales + first_row / 32 * groups;
     for (int64_t g = 0; g < groups; ++g) store(tile + g * 4, e8m0_to_float(static_cast<uint8_t>(scales[g])));
   } else if (source.format == WeightFormat::kMxfp4) {
-    for (int row = 0; row < num_rows; ++row) {
+    const int64_t num_rows = std::min<int64_t>(kTileRows, source.rows - first_row);
+    for (int64_t row = 0; row < num_rows; ++row) {
       for (int64_t g = 0; g < groups; ++g) tile[g * kTileRows + row] = source.scales[(first_row + row) * groups + g];
     }
   }
@@ -129,13 +168,12 @@ void pack_scales(const ops::WeightSource& source, int64_t first_row, int num_row
 
 void pack_tile(const ops::WeightSource& source, int64_t first_row, LineOrder order, std::byte* tile) {
   const int num_rows = static_cast<int>(std::min<int64_t>(kTileRows, source.rows - first_row));
-  const int64_t scales_bytes = tile_scales_bytes(source.format, source.cols);
-  std::memset(tile, 0, num_rows < kTileRows ? tile_bytes(source.format, source.cols) : scales_bytes);
-  pack_scales(source, first_row, num_rows, tile);
+  std::byte* block = tile + tile_scales_bytes(source.format, source.cols);
+  if (order == LineOrder::kYmmLanes && has_codes(source.format)) return pack_lanes(source, first_row, num_rows, block);
   const int64_t block_bytes = data_bytes(source.format, kTileRows * kGroupColumns);
   const int64_t group_bytes = data_bytes(source.format, kGroupColumns);
   const int64_t row_bytes = data_bytes(source.format, source.cols);
-  std::byte* block = tile + scales_bytes;
+  if (num_rows < kTileRows) std::memset(block, 0, data_bytes(source.format, kTileRows * source.cols));
   for (int64_t g = 0; g < source.cols / kGroupColumns; ++g, block += block_bytes) {
     const std::byte* from = source.data + first_row * row_bytes + g * group_bytes;
     for (int row = 0; row < num_rows; ++row) pack_row(source, from + row * row_bytes, block, row, order);
@@ -178,8 +216,11 @@ ops::PackedWeight allocate_weight(const ops::WeightSource& source, int64_t bytes
 ops::PackedWeight pack_tiles(ThreadPool& pool, const ops::WeightSource& source, LineOrder order) {
   const int64_t num_tiles = (source.rows + kTileRows - 1) / kTileRows;
   const int64_t bytes = tile_bytes(source.format, source.cols);
-  ops::PackedWeight packed = allocate_weight(source, num_tiles * bytes);
+  ops::PackedWeight packed = allocate_weight(source, num_tiles * bytes + kLineBytes);
   std::byte* tiles = packed.data.get();
+  std::memset(tiles + num_tiles * bytes, 0, kLineBytes);
+  // All scales first: the last lane of a tile depends on the byte that follows.
+  pool.run(num_tiles, [&](int64_t tile, int) { pack_scales(source, tile * kTileRows, tiles + tile * bytes); });
   pool.run(num_tiles, [&](int64_t tile, int) { pack_tile(source, tile * kTileRows, order, tiles + tile * bytes); });
   return packed;
 }

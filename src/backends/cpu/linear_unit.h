@@ -6,7 +6,8 @@
 //   BF16   16 lines of two columns:   {even, odd}[16 rows]
 //   FP8     8 lines of four columns   (see linear_pack.cc: the order inside a line depends on the vector width)
 //   MXFP4   4 lines of eight columns  (likewise)
-// FP8 has one fp32 scale a block, MXFP4 sixteen E8M0 bytes. Rows beyond the weight's last are zero.
+// FP8 has one fp32 scale a block, MXFP4 sixteen E8M0 bytes. Rows beyond the weight's last are zero. Kernels may read a
+// few bytes before and after a line, so the last tile is followed by one more line.
 //
 // This header is included by files that are compiled for wider vectors than the rest of the program. They must not emit
 // functions that the linker could merge with ours, so it stays free of the standard library's templates.
@@ -43,8 +44,8 @@ struct LinearUnitFunctions {
   float input_scale[4];  // inputs come multiplied by this power of two
 };
 
-extern const LinearUnitFunctions kAvx2Units;       // FP8 in LineOrder::kYmm
-extern const LinearUnitFunctions kAvx2LanesUnits;  // FP8 in LineOrder::kYmmLanes
+extern const LinearUnitFunctions kAvx2Units;       // lines in LineOrder::kYmm
+extern const LinearUnitFunctions kAvx2LanesUnits;  // lines in LineOrder::kYmmLanes
 extern const LinearUnitFunctions kAvx512Units;
 extern const LinearUnitFunctions kAvx512Bf16Units;  // read BF16 pairs; none for F32
 
