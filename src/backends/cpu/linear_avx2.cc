@@ -123,6 +123,7 @@ struct Fp8Lanes {
   static constexpr int kVisits = 2;
   static constexpr int kScaleBytes = 4;
   static constexpr bool kIsPanel = false;
+  static constexpr bool kSharesInput = true;
   static Vec scale(const std::byte* scales, int part) { return Fp8::scale(scales, part); }
   static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(0x1p32f)); }
 
@@ -177,6 +178,7 @@ struct Mxfp4Lanes {
   static constexpr int kVisits = 4;
   static constexpr int kScaleBytes = 16;
   static constexpr bool kIsPanel = false;
+  static constexpr bool kSharesInput = true;
   static Vec scale(const std::byte* scales, int part) { return Mxfp4::scale(scales, part); }
   static Vec finish(Vec sum) { return _mm256_mul_ps(sum, _mm256_set1_ps(0x1p38f)); }
 
