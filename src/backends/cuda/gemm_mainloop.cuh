@@ -1,17 +1,14 @@
-// The main loop of every product of packed weights with BF16 activations: 128 rows of weights (two consumer warpgroups
-// of 64) times N tokens, columns in ascending order.
+// The main loop of every product of packed weights with BF16 activations: a block's consumer warpgroups, 64 rows of
+// weights each, times N tokens, columns in ascending order.
 //
-// A block is two consumer warpgroups and at least a warp, one thread of which is the producer. A stage of the ring in
+// A block is its consumer warpgroups and two warps, a thread of each of which is a producer. A stage of the ring in
 // shared memory holds kStageTiles<N> column tiles: first the tokens' slabs ([N] rows of 64 columns, 128-byte swizzle),
-// then the weights' tiles of the first and of the second 64 rows. The consumers convert weights into registers and
-// multiply. Every sum starts from zero and takes 16 columns an instruction in ascending order, for every N, so a
-// token's results do not depend on how many tokens there are or where it stands among them.
+// then the weights' tiles of each 64 rows. The consumers convert weights into registers and multiply. Every sum starts
+// from zero and takes 16 columns an instruction in ascending order, for every N, so a token's results do not depend on
+// how many tokens there are or where it stands among them.
 //
 // Blocks of a cluster may share tokens: each fetches its part of every slab for all of them, and a stage is free once
 // the consumers of all of them have handed it back.
-//
-// Stages are handed back a step late: an instruction group reads its stage until it is known to be complete, and one
-// group is always in flight while the next operands are converted.
 #pragma once
 
 #include "backends/cuda/pipeline.cuh"
@@ -20,34 +17,34 @@
 
 namespace deepinfer::cuda {
 
-inline constexpr int kConsumerWarps = 8;
-inline constexpr int kBlockRows = 2 * kTileRows;
-
-// With few tokens two blocks fit a multiprocessor: four warpgroups hide each other's latencies, and the next kernel's
-// blocks can fetch weights while this one's end. From 64 tokens on the sums need more registers than that leaves; they
-// move from the producer's warpgroup, which is whole for that, to the consumers.
-template <int N>
-inline constexpr bool kTwoBlocks = N <= 32;
-template <int N>
-inline constexpr int kGemmThreads = kConsumerWarps * 32 + (kTwoBlocks<N> ? 32 : 128);
-template <int N>
-inline constexpr int kSharedLimit = (kTwoBlocks<N> ? 112 : 227) * 1024;
+// Tokens of a block that are few: their sums leave registers for the operands of a whole stage.
+inline constexpr int kFewTokens = 64;
 
 // Column tiles of a stage: few tokens need long copies, many tokens need room.
 template <int N>
-inline constexpr int kStageTiles = N <= 16 ? 2 : 1;
+inline constexpr int kStageTiles = N <= kFewTokens ? 2 : 1;
 
 template <int N>
 inline constexpr int kSlabBytes = N * 128;
 
 // Bytes of a stage whose weights have tiles of `bytes_of_tile`; stages start at multiples of 1024.
-template <int N>
+template <int N, int kGroups>
 __host__ __device__ constexpr int stage_bytes(int bytes_of_tile) {
-  return (kStageTiles<N> * (kSlabBytes<N> + 2 * bytes_of_tile) + 1023) / 1024 * 1024;
+  return (kStageTiles<N> * (kSlabBytes<N> + kGroups * bytes_of_tile) + 1023) / 1024 * 1024;
 }
 
-// A ring in shared memory; kCluster: blocks that share tokens.
-template <int kCluster = 1>
+// By all `threads` threads of the block: they go on once warp `first` is here, which does not wait for them.
+__device__ __forceinline__ void start_after_warp(int first, int threads) {
+  if (threadIdx.x / 32 == first) {
+    __syncwarp();
+    asm volatile("bar.arrive 0, %0;" ::"r"(threads) : "memory");
+  } else {
+    sync_threads(0, threads);
+  }
+}
+
+// A ring in shared memory. kGroups: consumer warpgroups; kCluster: blocks that share tokens.
+template <int kGroups, int kCluster = 1>
 struct Ring {
   std::byte* stages;  // at a multiple of 1024
   uint32_t full;      // addresses of barriers, 8 bytes each
@@ -59,18 +56,21 @@ struct Ring {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < num_stages; ++i) {
       barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, kConsumerWarps * kCluster);
+      barrier_init(empty + 8 * i, 4 * kGroups * kCluster * kArrivalsOfWarp);
     }
     fence_barrier_init();
   }
+  __device__ __forceinline__ const std::byte* stage(const RingPosition& at) const { return stages + at.stage * bytes; }
+  __device__ __forceinline__ void wait_full(const RingPosition& at) const { barrier_wait(full + 8 * at.stage, at.use); }
+  __device__ __forceinline__ void wait_empty(const RingPosition& at) const {
+    barrier_wait(empty + 8 * at.stage, at.use ^ 1);
+  }
   // By every thread of a consumer warp, once it has read a stage.
   __device__ __forceinline__ void release(int stage) const {
-    const uint32_t lane = threadIdx.x % 32;
-    __syncwarp();  // one lane speaks for the reads of all
     if constexpr (kCluster == 1) {
-      if (lane == 0) barrier_arrive(empty + 8 * stage);
+      warp_arrive(empty + 8 * stage);
     } else {
-      if (lane < kCluster) barrier_arrive_at(empty + 8 * stage, lane);
+      warp_arrive_everywhere<kCluster>(empty + 8 * stage);
     }
   }
 };
@@ -84,17 +84,75 @@ __device__ __forceinline__ void hold_bits(uint32_t (&bits)[8]) {
   }
 }
 
-// Adds to d, which holds zeros, the sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup;
-// `thread` is 0 ... 127 within it, `group` 0 or 1 the half of the rows. `exponent`: TileShare's.
-template <WeightFormat kFormat, int N, int kCluster>
-__device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCluster>& ring, RingPosition& at,
-                                               int num_tiles, int group, int thread, int exponent) {
+// multiply_tiles for few tokens. All instructions of a stage are one group; while it runs, the next stage's operands
+// are made as far as they can be without touching those that it reads.
+template <WeightFormat kFormat, int N, int kGroups, int kCluster>
+__device__ __forceinline__ void multiply_few(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
+                                             int num_tiles, int group, int thread, int exponent) {
+  constexpr int kTiles = kStageTiles<N>, kBytes = tile_bytes(kFormat);
+  const int own = kTiles * kSlabBytes<N> + group * kTiles * kBytes;
+  uint32_t a[2 * kTiles][8], bits[2 * kTiles][8], multipliers[2 * kTiles][2];
+  TileShare<kFormat> share[kTiles];
+  const auto prepare = [&](int tiles) {
+    ring.wait_full(at);
+    const std::byte* weights = ring.stage(at) + own;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      if (j < tiles) share[j].load(weights + j * kBytes, thread);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      if (j >= 2 * tiles) continue;
+      share[j / 2].prepare(j % 2, exponent, bits[j], multipliers[j]);
+      hold_bits<kFormat>(bits[j]);
+    }
+  };
+  const auto multiply = [&](int tiles) {
+    const uint32_t b = wgmma_descriptor_low(shared_address(ring.stage(at)));
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      if (j < 2 * tiles) share[j / 2].finish(j % 2, bits[j], multipliers[j], a[j]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      if (i >= 4 * tiles) continue;
+      Wgmma<N>::mma(d, a[i / 2] + i % 2 * 4, wgmma_descriptor_from(b + i / 4 * (kSlabBytes<N> / 16) + i % 4 * 2), 1);
+    }
+    wgmma_commit();
+  };
+  wgmma_hold(d);
+  const int full_stages = num_tiles / kTiles;
+  if (full_stages > 0) prepare(kTiles);
+#pragma unroll 1
+  for (int left = full_stages; left > 0; --left) {
+    multiply(kTiles);
+    const int running = at.stage;
+    at.advance(ring.num_stages);
+    if (left > 1) prepare(kTiles);
+    wgmma_wait<0>();
+    ring.release(running);
+  }
+  if (num_tiles % kTiles != 0) {
+    prepare(1);
+    multiply(1);
+    wgmma_wait<0>();
+    ring.release(at.stage);
+    at.advance(ring.num_stages);
+  }
+  wgmma_hold(d);
+}
+
+// multiply_tiles for many tokens. Stages are handed back a step late: an instruction group reads its stage until it is
+// known to be complete, and one group is always in flight while the next operands are converted.
+template <WeightFormat kFormat, int N, int kGroups, int kCluster>
+__device__ __forceinline__ void multiply_many(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
+                                              int num_tiles, int group, int thread, int exponent) {
   constexpr int kTiles = kStageTiles<N>;
   constexpr int kBytes = tile_bytes(kFormat);
   // Two tiles a turn: with one, the compiler cannot tell that operands of instructions in flight are left in peace, and
-  // has every instruction wait for the one before (ptxas says so: C7513). Where two blocks share the registers, there
-  // are too few for that at 32 tokens, and waiting is faster than spilling.
-  constexpr int kUnrolled = kTiles == 1 && !kTwoBlocks<N> ? 2 : 1;
+  // has every instruction wait for the one before (ptxas says so: C7513).
+  constexpr int kUnrolled = kTiles == 1 ? 2 : 1;
   TileShare<kFormat> share;
   uint32_t a[2][8], bits[8], multipliers[2];
   int to_release = -1;
@@ -136,9 +194,22 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kCl
   ring.release(to_release);
 }
 
+// Adds to d, which holds zeros, the sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup;
+// `thread` is 0 ... 127 within it, `group` says which 64 of the block's rows. `exponent`: TileShare's.
+template <WeightFormat kFormat, int N, int kGroups, int kCluster>
+__device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
+                                               int num_tiles, int group, int thread, int exponent) {
+  // Two blocks of two warpgroups have too few registers for the operands of two tiles.
+  if constexpr (kGroups == 1 || N == kFewTokens) {
+    multiply_few<kFormat, N>(d, ring, at, num_tiles, group, thread, exponent);
+  } else {
+    multiply_many<kFormat, N>(d, ring, at, num_tiles, group, thread, exponent);
+  }
+}
+
 // The part of a warpgroup whose rows lie beyond the matrix: hands stages back unread.
-template <int N, int kCluster>
-__device__ __forceinline__ void skip_tiles(const Ring<kCluster>& ring, RingPosition& at, int num_tiles) {
+template <int N, int kGroups, int kCluster>
+__device__ __forceinline__ void skip_tiles(const Ring<kGroups, kCluster>& ring, RingPosition& at, int num_tiles) {
 #pragma unroll 1
   for (int k = 0; k < num_tiles; k += kStageTiles<N>) {
     barrier_wait(ring.full + 8 * at.stage, at.use);
@@ -147,45 +218,50 @@ __device__ __forceinline__ void skip_tiles(const Ring<kCluster>& ring, RingPosit
   }
 }
 
-// What the producer's thread copies into a stage: `count` column tiles from `tile` on. The weights' part and the
-// tokens' part are separate, so that weights can be on their way before the tokens exist; `announce` once a stage,
-// before either.
-template <int N, int kCluster = 1>
-struct StageFill {
-  const std::byte* tiles[2];  // of the first and the second 64 rows; null where the matrix has none
+// What a stage is filled with: `count` column tiles from `tile` on. The weights' part and the tokens' part are
+// separate, so that weights can be on their way before the tokens exist.
+template <int N, int kGroups>
+struct WeightFill {
+  const std::byte* tiles;  // of the first 64 rows
+  int64_t row_bytes;       // of 64 rows
+  int num_rows;            // of 64: those that the matrix has, kGroups at most, and none if not positive
   int bytes_of_tile;
-  const CUtensorMap* tokens;  // [tokens, columns], box 64 columns x N / kCluster tokens
-  int first_token;
 
-  __device__ __forceinline__ void announce(const Ring<kCluster>& ring, int stage, int count) const {
-    const int groups = (tiles[0] != nullptr) + (tiles[1] != nullptr);
-    barrier_expect(ring.full + 8 * stage, count * (kSlabBytes<N> + bytes_of_tile * groups));
-  }
-  __device__ __forceinline__ void copy_weights(const Ring<kCluster>& ring, int stage, int tile, int count,
-                                               uint64_t policy) const {
+  // Announces all of the stage, tokens included, and fetches the weights.
+  template <int kCluster>
+  __device__ __forceinline__ void copy(const Ring<kGroups, kCluster>& ring, int stage, int tile, int count,
+                                       uint64_t policy) const {
     const uint32_t to = shared_address(ring.stages) + stage * ring.bytes + kStageTiles<N> * kSlabBytes<N>;
+    const uint32_t barrier = ring.full + 8 * stage;
+    barrier_expect(barrier, count * (kSlabBytes<N> + bytes_of_tile * max(num_rows, 0)));
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      if (tiles[g] == nullptr) continue;
-      copy_bulk(to + g * kStageTiles<N> * bytes_of_tile, tiles[g] + static_cast<int64_t>(tile) * bytes_of_tile,
-                count * bytes_of_tile, ring.full + 8 * stage, policy);
-    }
-  }
-  // In a cluster: this block's share, for all; the stage must be free in all of them.
-  __device__ __forceinline__ void copy_tokens(const Ring<kCluster>& ring, int stage, int tile, int count,
-                                              uint64_t policy) const {
-    const uint32_t to = shared_address(ring.stages) + stage * ring.bytes, barrier = ring.full + 8 * stage;
-    for (int j = 0; j < count; ++j) {
-      const int x = (tile + j) * kTileCols;
-      if constexpr (kCluster == 1) {
-        copy_box(to + j * kSlabBytes<N>, tokens, x, first_token, barrier, policy);
-      } else {
-        const uint32_t rank = block_in_cluster();
-        copy_box_to_cluster(to + j * kSlabBytes<N> + rank * (kSlabBytes<N> / kCluster), tokens, x,
-                            first_token + rank * (N / kCluster), barrier, policy, (1u << kCluster) - 1);
-      }
+    for (int g = 0; g < kGroups; ++g) {
+      if (g >= num_rows) break;
+      copy_bulk(to + g * kStageTiles<N> * bytes_of_tile,
+                tiles + g * row_bytes + static_cast<int64_t>(tile) * bytes_of_tile, count * bytes_of_tile, barrier,
+                policy);
     }
   }
 };
+
+// `tokens`: [tokens, columns], box 64 columns x N / kCluster tokens. In a cluster: this block's share, for all; the
+// stage must be free in all of them.
+template <int N, int kGroups, int kCluster>
+__device__ __forceinline__ void copy_tokens(const Ring<kGroups, kCluster>& ring, const CUtensorMap* tokens,
+                                            int first_token, int stage, int tile, int count, uint64_t policy) {
+  const uint32_t to = shared_address(ring.stages) + stage * ring.bytes, barrier = ring.full + 8 * stage;
+#pragma unroll
+  for (int j = 0; j < kStageTiles<N>; ++j) {
+    if (j >= count) break;
+    const int x = (tile + j) * kTileCols;
+    if constexpr (kCluster == 1) {
+      copy_box(to + j * kSlabBytes<N>, tokens, x, first_token, barrier, policy);
+    } else {
+      const uint32_t rank = block_in_cluster();
+      copy_box_to_cluster(to + j * kSlabBytes<N> + rank * (kSlabBytes<N> / kCluster), tokens, x,
+                          first_token + rank * (N / kCluster), barrier, policy, (1u << kCluster) - 1);
+    }
+  }
+}
 
 }  // namespace deepinfer::cuda

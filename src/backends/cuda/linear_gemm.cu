@@ -2,7 +2,7 @@
 //
 // Floor: max(bytes of the packed weights / memory bandwidth, 2 rows cols tokens / BF16 rate).
 //
-// The sum over a matrix's columns is cut into gemm_parts(rows, cols) parts; each is summed from zero in ascending
+// The sum over a matrix's columns is cut into gemm_parts parts; each is summed from zero in ascending
 // order, and the parts are added in the order of their index. With few tokens the parts of a block of outputs are items
 // of different blocks, which leave their sums in scratch memory and add them up there. With many tokens one block runs
 // the parts one after the other. Both give the same bits.
@@ -56,7 +56,7 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
   std::iota(order.begin(), order.end(), 0);
   const auto cost = [&](int i) {
     const ops::PackedWeight& w = *tasks[i].weight;
-    return column_tiles(w) * tile_bytes(w.format) / (variant.spread ? gemm_parts(w.rows, w.cols) : 1);
+    return column_tiles(w) * tile_bytes(w.format) / (variant.spread ? gemm_parts(w) : 1);
   };
   std::stable_sort(order.begin(), order.begin() + tasks.size(), [&](int a, int b) { return cost(a) > cost(b); });
   for (int i = 0; i < plan.params.num_tasks; ++i) {
@@ -68,13 +68,13 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
     g.out = output_format(task, info.output_scale);
     g.num_k_tiles = static_cast<int>(column_tiles(weight));
     g.row_tiles = static_cast<int>(row_tiles(weight));
-    g.cluster_rows = (g.row_tiles + 2 * variant.cluster - 1) / (2 * variant.cluster);
+    g.cluster_rows = (g.row_tiles + variant.groups * variant.cluster - 1) / (variant.groups * variant.cluster);
     g.token_blocks = (g.out.num_tokens + variant.block_tokens - 1) / variant.block_tokens;
-    g.num_parts = gemm_parts(weight.rows, weight.cols);
+    g.num_parts = gemm_parts(weight);
     g.exponent = info.scale_bias + (weight.format == WeightFormat::kF8Tile32 ? kE4m3Exponent
                                     : weight.format == WeightFormat::kMxfp4  ? kE2m1Exponent
                                                                              : 0);
-    g.first_item = plan.params.num_items;
+    plan.params.first_items[i] = plan.params.num_items;
     g.first_counter = plan.num_counters;
     g.first_partial = plan.num_partials;
     const int clusters = g.cluster_rows * g.token_blocks, blocks = clusters * variant.cluster;
@@ -116,7 +116,8 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
   params.counters = counters_of(stream.handle(), plan.num_counters);
   params.partials = nullptr;
   if (plan.num_partials > 0) {
-    params.partials = static_cast<float4*>(stream.scratch(plan.num_partials * variant.block_tokens * kBlockRows * 4));
+    params.partials =
+        static_cast<float4*>(stream.scratch(plan.num_partials * variant.block_tokens * variant.groups * kTileRows * 4));
   }
   const int shared = params.num_stages * params.ring_bytes + variant.fixed_shared_bytes;
   DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
@@ -140,15 +141,17 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
 
 }  // namespace
 
-// Enough to fill 132 multiprocessors with two items each, or with one if the sum would be cut into more pieces than
-// matrices that run in pairs need; not so many that a part is shorter than 256 columns.
-int gemm_parts(int64_t rows, int64_t cols) {
-  // The grouped output projection of the released models: eight of these run in one call, whose 192 items can all begin
-  // while the attention of a few tokens still holds some multiprocessors. 256 could not.
-  if (rows == 1024 && cols == 4096) return 3;
-  const int64_t block_rows = (rows + kBlockRows - 1) / kBlockRows, tiles = (cols + kTileCols - 1) / kTileCols;
-  const int64_t items = block_rows > 20 ? 264 : 132;
-  return static_cast<int>(std::max<int64_t>(std::min({items / block_rows, int64_t{kMaxParts}, tiles / 4}), 1));
+// With 128 outputs a block, one item for each of 132 multiprocessors, or two of half as many outputs: more parts would
+// cost more in sums that are added up than they bring. No part is shorter than nine tiles' worth of E4M3 columns or so.
+int gemm_parts(const ops::PackedWeight& weight) {
+  // The grouped output projection of the released models: eight of these run in one call, whose items can all begin
+  // while the attention of a few tokens still holds some multiprocessors.
+  if (weight.rows == 1024 && weight.cols == 4096) return 2;
+  const int64_t blocks = (weight.rows + 127) / 128;
+  const int64_t bytes = column_tiles(weight) * tile_bytes(weight.format),
+                least = 9 * tile_bytes(WeightFormat::kF8Tile32);
+  const int64_t longest = (bytes + least - 1) / least;
+  return static_cast<int>(std::max<int64_t>(std::min({132 / blocks, int64_t{kMaxParts}, longest}), 1));
 }
 
 bool gemm_supports(const ops::LinearTask& task) {
@@ -159,16 +162,17 @@ bool gemm_supports(const ops::LinearTask& task) {
 namespace {
 
 GemmShape choose_shape(std::span<const ops::LinearTask> tasks, int num_sms) {
-  int64_t tokens = 0, spread_items = 0, whole_items = 0;
+  int64_t tokens = 0, narrow_items = 0, spread_items = 0, whole_items = 0;
   for (const ops::LinearTask& task : tasks) {
     tokens = std::max(tokens, task.in.rows);
-    const int64_t blocks = (task.weight->rows + kBlockRows - 1) / kBlockRows * ((task.in.rows + 127) / 128);
+    const int64_t blocks = (task.weight->rows + 127) / 128 * ((task.in.rows + 127) / 128);
     whole_items += blocks;
-    spread_items += blocks * gemm_parts(task.weight->rows, task.weight->cols);
+    spread_items += blocks * gemm_parts(*task.weight);
+    narrow_items += row_tiles(*task.weight) * gemm_parts(*task.weight);
   }
-  if (tokens <= 8) return k8;
-  if (tokens <= 16) return k16;
-  if (tokens <= 32) return k32;
+  const bool narrow = narrow_items <= 2 * num_sms;
+  if (tokens <= 8) return narrow ? k8Narrow : k8;
+  if (tokens <= 16) return narrow ? k16Narrow : k16;
   if (tokens <= 64) return k64;
   if (spread_items == whole_items && tokens > 128) return k256;
   // Sums that are left in memory and read again cost more than some idle multiprocessors.

@@ -16,39 +16,41 @@ namespace deepinfer::cuda {
 inline constexpr int kMaxGemmTasks = 16;
 inline constexpr int kMaxParts = 16;
 
-// One matrix times its tokens. Its items are the pairs of a block of 128 outputs and a block of N tokens, each times
+// One matrix times its tokens. Its items are the pairs of a block of outputs and a block of N tokens, each times
 // the parts of the sum if those are spread over blocks.
 struct GemmTask {
   const std::byte* tiles;
-  OutputFormat out;
   int num_k_tiles;
   int row_tiles;     // of 64
-  int cluster_rows;  // of 128 a block of a cluster
+  int cluster_rows;  // blocks of outputs, those of a cluster together
   int token_blocks;  // of N
   int num_parts;
-  int exponent;       // TileShare's
-  bool stores_boxes;  // plain BF16 outputs at multiples of 16 bytes
-  int first_item;
+  int exponent;           // TileShare's
+  bool stores_boxes;      // plain BF16 outputs at multiples of 16 bytes
   int first_counter;      // of its blocks
   int64_t first_partial;  // of its items
+  OutputFormat out;
 };
 
+// In the order in which a block asks for it: what comes first is fetched first, and weights wait for it.
 struct GemmParams {
-  CUtensorMap tokens[kMaxGemmTasks];
-  CUtensorMap outputs[kMaxGemmTasks];  // of those that boxes can be stored to
-  GemmTask tasks[kMaxGemmTasks];
   int num_tasks;
   int num_items;
   int num_stages;
   int ring_bytes;      // of a stage
-  float4* partials;    // [item][N / 8][256 threads]
+  float4* partials;    // [item][N / 8][consumers]
   unsigned* counters;  // zero between launches
+  int first_items[kMaxGemmTasks];
+  GemmTask tasks[kMaxGemmTasks];
+  CUtensorMap tokens[kMaxGemmTasks];
+  CUtensorMap outputs[kMaxGemmTasks];  // of those that boxes can be stored to
 };
 
 // A kernel, and what the host must know of it.
 struct GemmVariant {
   int block_tokens;
   bool spread;  // parts over blocks
+  int groups;   // of 64 outputs
   int cluster;  // blocks that share tokens
   void (*kernel)(GemmParams);
   int stage_bytes;
@@ -56,7 +58,8 @@ struct GemmVariant {
   int shared_limit;
   int fixed_shared_bytes;  // besides the stages
 };
-enum GemmShape { k8, k16, k32, k64, k128, k128Whole, k256, kNumGemmShapes };
+// Narrow: two blocks of 64 outputs a multiprocessor, where that leaves none without work, and not two of 128.
+enum GemmShape { k8Narrow, k8, k16Narrow, k16, k64, k128, k128Whole, k256, kNumGemmShapes };
 using GemmVariants = std::array<GemmVariant, kNumGemmShapes>;
 const GemmVariants& gemm_variants_f8();
 const GemmVariants& gemm_variants_fp4();
@@ -68,7 +71,7 @@ template <int N>
 inline constexpr int kWarpgroupStaging = N >= kBoxTokens ? kBoxTokens * 32 : kStagingFloats<N>;
 
 // The number of parts that the sums of a matrix are made of: its own constant, whatever runs beside it.
-int gemm_parts(int64_t rows, int64_t cols);
+int gemm_parts(const ops::PackedWeight& weight);
 
 // Whether the tensor cores can run a task.
 bool gemm_supports(const ops::LinearTask& task);

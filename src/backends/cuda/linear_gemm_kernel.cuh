@@ -22,9 +22,9 @@ template <bool kSpread, int kCluster>
 __device__ __forceinline__ Item find_item(const GemmParams& params, int index, int rank) {
   Item item;
   item.task = 0;
-  while (item.task + 1 < params.num_tasks && index >= params.tasks[item.task + 1].first_item) ++item.task;
+  while (item.task + 1 < params.num_tasks && index >= params.first_items[item.task + 1]) ++item.task;
   const GemmTask& task = params.tasks[item.task];
-  index -= task.first_item;
+  index -= params.first_items[item.task];
   item.part = kSpread ? index % task.num_parts : 0;
   const int place = kSpread ? index / task.num_parts : index;
   const int group = place / (kRowGroup * task.token_blocks);
@@ -71,137 +71,172 @@ __device__ __forceinline__ void write_boxes(const OutputFormat& out, const CUten
   }
 }
 
-// All stages of all of this block's items, in order. The weights of the first stages are fetched before the
-// predecessor is complete.
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__device__ __forceinline__ void produce(const GemmParams& params, const Ring<kCluster>& ring) {
-  constexpr int kTiles = kStageTiles<N>;
+// Calls body(task, item, first column tile, number of tiles, stage's position) for all stages of all of this block's
+// items, in order.
+template <int N, bool kSpread, int kCluster, typename Body>
+__device__ __forceinline__ void for_each_stage(const GemmParams& params, int num_stages, const Body& body) {
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
-  const uint64_t once = evict_first(), always = evict_last(), normal = evict_normal();
-  int early = 0;  // stages whose weights are on their way
-  for (int pass = 0; pass < 2; ++pass) {
-    // Pass 0 only announces and fetches weights of the first use of each stage; pass 1 does the rest.
-    RingPosition at;
-    int stages = 0;
-    for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
-      const Item item = find_item<kSpread, kCluster>(params, index, rank);
-      const GemmTask& task = params.tasks[item.task];
-      const bool once_only = task.token_blocks == 1;
-      StageFill<N, kCluster> fill;
-      fill.bytes_of_tile = tile_bytes(kFormat);
-      const int row = 2 * item.block_row;
-      for (int g = 0; g < 2; ++g) {
-        fill.tiles[g] = row + g < task.row_tiles
-                            ? task.tiles + static_cast<int64_t>(row + g) * task.num_k_tiles * fill.bytes_of_tile
-                            : nullptr;
+  RingPosition at;
+  for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
+    const Item item = find_item<kSpread, kCluster>(params, index, rank);
+    const GemmTask& task = params.tasks[item.task];
+    const int first = kSpread ? item.part : 0, last = kSpread ? item.part : task.num_parts - 1;
+    for (int part = first; part <= last; ++part) {
+      const int end = part_begin(task, part + 1);
+      for (int k = part_begin(task, part); k < end; k += kStageTiles<N>) {
+        body(task, item, k, min(kStageTiles<N>, end - k), at);
+        at.advance(num_stages);
       }
-      fill.tokens = &params.tokens[item.task];
-      fill.first_token = item.token_block * N;
-      if (pass == 0) prefetch_map(fill.tokens);
-      const int first = kSpread ? item.part : 0, last = kSpread ? item.part : task.num_parts - 1;
-      for (int part = first; part <= last; ++part) {
-        const int end = part_begin(task, part + 1);
-        for (int k = part_begin(task, part); k < end; k += kTiles) {
-          const int count = min(kTiles, end - k);
-          if (pass == 0 && stages == ring.num_stages) goto filled;
-          if (pass == 1 && stages >= early) barrier_wait(ring.empty + 8 * at.stage, at.use ^ 1);
-          if (pass == 0 || stages >= early) {
-            fill.announce(ring, at.stage, count);
-            fill.copy_weights(ring, at.stage, k, count, once_only ? once : normal);
-          }
-          if (pass == 1) fill.copy_tokens(ring, at.stage, k, count, once_only ? always : normal);
-          ++stages;
-          at.advance(ring.num_stages);
-        }
-      }
-    }
-  filled:
-    if (pass == 0) {
-      early = stages;
-      wait_for_kernel_before();
     }
   }
 }
 
-// Where the sums of a block's parts lie: [part][N / 8 groups of eight tokens][256 threads], as the threads hold them.
-template <int N>
+// Two threads fill the ring, since weights need not wait for the kernel before and tokens do. The weights' announces a
+// stage; that the tokens' may be ahead does no harm, because a barrier's phase ends with the announcement at the
+// earliest.
+template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kCluster>
+__device__ __forceinline__ void produce_weights(const GemmParams& params, const Ring<kGroups, kCluster>& ring) {
+  constexpr int kBytes = tile_bytes(kFormat);
+  const uint64_t once = evict_first(), normal = evict_normal();
+  for_each_stage<N, kSpread, kCluster>(
+      params, ring.num_stages,
+      [&](const GemmTask& task, const Item& item, int tile, int count, const RingPosition& at) {
+        const int row = kGroups * item.block_row;
+        WeightFill<N, kGroups> fill{task.tiles + static_cast<int64_t>(row) * task.num_k_tiles * kBytes,
+                                    static_cast<int64_t>(task.num_k_tiles) * kBytes, min(kGroups, task.row_tiles - row),
+                                    kBytes};
+        ring.wait_empty(at);
+        fill.copy(ring, at.stage, tile, count, task.token_blocks == 1 ? once : normal);
+      });
+}
+template <int N, bool kSpread, int kGroups, int kCluster>
+__device__ __forceinline__ void produce_tokens(const GemmParams& params, const Ring<kGroups, kCluster>& ring) {
+  const uint64_t always = evict_last(), normal = evict_normal();
+  bool has_waited = false;
+  for_each_stage<N, kSpread, kCluster>(
+      params, ring.num_stages,
+      [&](const GemmTask& task, const Item& item, int tile, int count, const RingPosition& at) {
+        if (!has_waited) {
+          prefetch_map(&params.tokens[item.task]);
+          wait_for_kernel_before();
+          has_waited = true;
+        }
+        ring.wait_empty(at);
+        copy_tokens<N>(ring, &params.tokens[item.task], item.token_block * N, at.stage, tile, count,
+                       task.token_blocks == 1 ? always : normal);
+      });
+}
+
+// Counts to `limit` and starts again from zero. Returns the count before, and orders memory like count_arrival.
+__device__ __forceinline__ unsigned count_in_circle(unsigned* counter, unsigned limit) {
+  unsigned before;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(limit - 1)
+               : "memory");
+  return before;
+}
+// The same by one who does not wait for the answer: this block's writes come before, nothing else is ordered.
+__device__ __forceinline__ void count_in_circle_unseen(unsigned* counter, unsigned limit) {
+  asm volatile("red.inc.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(limit - 1) : "memory");
+}
+
+// Where the sums of a block's parts lie: [part][N / 8 sets of eight tokens][consumers], as the threads hold them.
+template <int N, int kGroups>
 struct Partials {
-  static constexpr int kGroups = N / 8, kConsumers = kConsumerWarps * 32;
+  static constexpr int kSets = N / 8, kConsumers = kGroups * 128;
   float4* first;  // of this thread
   int num_parts;
-  int num_groups;  // that hold tokens
+  int num_sets;  // that hold tokens
 
-  __device__ __forceinline__ float4* at(int part, int group) const {
-    return first + (part * kGroups + group) * kConsumers;
-  }
+  __device__ __forceinline__ float4* at(int part, int set) const { return first + (part * kSets + set) * kConsumers; }
   __device__ __forceinline__ void leave(int part, const float (&d)[N / 2]) const {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (g < num_groups) __stcg(at(part, g), make_float4(d[4 * g], d[4 * g + 1], d[4 * g + 2], d[4 * g + 3]));
+    for (int s = 0; s < kSets; ++s) {
+      if (s < num_sets) __stcg(at(part, s), make_float4(d[4 * s], d[4 * s + 1], d[4 * s + 2], d[4 * s + 3]));
     }
   }
-  // The parts' sum, in the order of their index; eight are on their way at once.
-  __device__ __forceinline__ void add_up(int group, float (&sum)[4]) const {
+  // The sums of the sets first_set, first_set + step ..., each of the parts in the order of their index. Eight loads or
+  // so are on their way at once.
+  template <int kCount>
+  __device__ __forceinline__ void add_up(int first_set, int step, float (&sum)[kCount][4]) const {
+    constexpr int kAtOnce = 8 / kCount;
 #pragma unroll 1
-    for (int part = 0; part < num_parts; part += 8) {
-      float4 x[8];
+    for (int part = 0; part < num_parts; part += kAtOnce) {
+      float4 x[kAtOnce][kCount];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (part + i < num_parts) x[i] = __ldcg(at(part + i, group));
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const int set = first_set + j * step;
+          if (part + i < num_parts && set < num_sets) x[i][j] = __ldcg(at(part + i, set));
+        }
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         if (part + i >= num_parts) continue;
         const bool start = part + i == 0;
-        sum[0] = start ? x[i].x : sum[0] + x[i].x, sum[1] = start ? x[i].y : sum[1] + x[i].y;
-        sum[2] = start ? x[i].z : sum[2] + x[i].z, sum[3] = start ? x[i].w : sum[3] + x[i].w;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          float(&to)[4] = sum[j];
+          to[0] = start ? x[i][j].x : to[0] + x[i][j].x, to[1] = start ? x[i][j].y : to[1] + x[i][j].y;
+          to[2] = start ? x[i][j].z : to[2] + x[i][j].z, to[3] = start ? x[i][j].w : to[3] + x[i][j].w;
+        }
       }
     }
   }
 };
 
-// An item that is one part of its sums. All parts of a block meet at its counter. Few tokens: whoever comes last adds
-// the parts up. Many: each waits for the others and then adds up its share of the tokens. Waiting ends, because a
-// block's parts are consecutive items, every multiprocessor takes items in ascending order, and all blocks of the grid
-// are resident together: the parts of the first block that is not complete are running or done.
-template <int N>
+// An item that is one part of its sums. All parts of a block meet at its counter, which returns to zero by itself. Few
+// tokens: whoever comes last adds the parts up. More: each waits for the others, says that it has seen them, and adds
+// up its share of the tokens. Waiting ends, because a block's parts are consecutive items, every multiprocessor takes
+// items in ascending order, and all blocks of the grid are resident together: the parts of the first block that is not
+// complete are running or done.
+template <int N, int kGroups>
 __device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
                                             const Item& item, float* staging, unsigned* seen) {
+  using Sums = Partials<N, kGroups>;
+  constexpr bool kLastAdds = Sums::kSets < 4;
   const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
-  const int row_tile = 2 * item.block_row + group, first_token = item.token_block * N;
+  const int row_tile = kGroups * item.block_row + group, first_token = item.token_block * N;
   const auto num_parts = static_cast<unsigned>(task.num_parts);
-  constexpr int kConsumers = Partials<N>::kConsumers, kGroups = Partials<N>::kGroups;
-  const int64_t first = (task.first_partial + static_cast<int64_t>(item.block) * task.num_parts) * kGroups * kConsumers;
-  const Partials<N> partials{params.partials + first + consumer, task.num_parts,
-                             min(kGroups, (task.out.num_tokens - first_token + 7) / 8)};
+  const int64_t before = task.first_partial + static_cast<int64_t>(item.block) * task.num_parts;
+  const Sums sums{params.partials + before * Sums::kSets * Sums::kConsumers + consumer, task.num_parts,
+                  min(Sums::kSets, (task.out.num_tokens - first_token + 7) / 8)};
   unsigned* counter = params.counters + task.first_counter + item.block;
-  partials.leave(item.part, d);
-  sync_threads(1, kConsumers);
+  sums.leave(item.part, d);
+  sync_threads(1, Sums::kConsumers);
   if (consumer == 0) {
-    unsigned before = count_arrival(counter);
-    if constexpr (kGroups < 4) {
-      if (before + 1 == num_parts) *counter = 0;
+    if constexpr (kLastAdds) {
+      *seen = count_in_circle(counter, num_parts);
     } else {
-      while (count_of_arrivals(counter) < num_parts) __nanosleep(32);
-      before = count_arrival(counter);
-      if (before + 1 == 2 * num_parts) *counter = 0;  // all have seen it
+      count_in_circle_unseen(counter, 2 * num_parts);
+      while (count_of_arrivals(counter) < num_parts) {
+      }
     }
-    *seen = before;
   }
-  sync_threads(1, kConsumers);
-  if (kGroups < 4 && *seen + 1 != num_parts) return;
-  const int step = kGroups < 4 ? 1 : task.num_parts;
-  for (int g = kGroups < 4 ? 0 : item.part; g < partials.num_groups; g += step) {
-    float sum[4];
-    partials.add_up(g, sum);
-    if (row_tile >= task.row_tiles) continue;
-    write_outputs<8>(task.out, sum, first_token + 8 * g, row_tile * kTileRows, staging + group * kWarpgroupStaging<N>,
-                     2 + group, thread);
+  sync_threads(1, Sums::kConsumers);
+  if (kLastAdds && *seen + 1 != num_parts) return;
+  if (!kLastAdds && consumer == 0) count_in_circle_unseen(counter, 2 * num_parts);
+  constexpr int kTurn = kLastAdds ? Sums::kSets : 4;
+  const int step = kLastAdds ? 1 : task.num_parts;
+#pragma unroll 1
+  for (int first_set = kLastAdds ? 0 : item.part; first_set < sums.num_sets; first_set += kTurn * step) {
+    float sum[kTurn][4];
+    sums.add_up(first_set, step, sum);
+    if (row_tile >= task.row_tiles) return;
+#pragma unroll
+    for (int i = 0; i < kTurn; ++i) {
+      const int set = first_set + i * step;
+      if (set >= sums.num_sets) break;
+      write_outputs<8>(task.out, sum[i], first_token + 8 * set, row_tile * kTileRows,
+                       staging + group * kWarpgroupStaging<N>, 2 + group, thread);
+    }
   }
 }
 
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCluster>& ring, float* staging,
+template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kCluster>
+__device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGroups, kCluster>& ring, float* staging,
                                         unsigned* seen) {
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
   const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
@@ -209,7 +244,7 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
   for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
     const Item item = find_item<kSpread, kCluster>(params, index, rank);
     const GemmTask& task = params.tasks[item.task];
-    const bool has_rows = 2 * item.block_row + group < task.row_tiles;
+    const bool has_rows = kGroups * item.block_row + group < task.row_tiles;
     float d[N / 2];
 #pragma unroll
     for (float& x : d) x = 0;
@@ -220,9 +255,9 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
       } else {
         skip_tiles<N>(ring, at, num_tiles);
       }
-      if (2 * item.block_row >= task.row_tiles) continue;
+      if (kGroups * item.block_row >= task.row_tiles) continue;
       if (task.num_parts > 1) {
-        finish_part<N>(d, params, task, item, staging, seen);
+        finish_part<N, kGroups>(d, params, task, item, staging, seen);
         continue;
       }
     } else {
@@ -243,43 +278,53 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kCl
     if constexpr (N >= kBoxTokens) {
       if (has_rows && task.stores_boxes) {
         write_boxes<N>(task.out, &params.outputs[item.task], d, item.token_block * N,
-                       (2 * item.block_row + group) * kTileRows, staging + group * kWarpgroupStaging<N>, 2 + group,
-                       thread);
+                       (kGroups * item.block_row + group) * kTileRows, staging + group * kWarpgroupStaging<N>,
+                       2 + group, thread);
         continue;
       }
     }
     if (has_rows) {
       if (N >= kBoxTokens && thread == 0) wait_for_reads_of_stores();
-      write_outputs<N>(task.out, d, item.token_block * N, (2 * item.block_row + group) * kTileRows,
+      write_outputs<N>(task.out, d, item.token_block * N, (kGroups * item.block_row + group) * kTileRows,
                        staging + group * kWarpgroupStaging<N>, 2 + group, thread);
     }
   }
 }
 
-// Shared memory: the ring's stages, the warpgroups' staging, the barriers, the count that finish_part saw.
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
-__global__ void __launch_bounds__(kGemmThreads<N>, kTwoBlocks<N> ? 2 : 1)
+// Whether a kernel's producers are a whole warpgroup, which gives its registers to the consumers.
+__host__ __device__ constexpr bool moves_registers(int tokens, int blocks) { return tokens >= 64 && blocks == 1; }
+__host__ __device__ constexpr int gemm_threads(int tokens, int groups, int blocks) {
+  return groups * 128 + (moves_registers(tokens, blocks) ? 128 : 64);
+}
+
+// kBlocks: resident on a multiprocessor. Shared memory: the ring's stages, the warpgroups' staging, the barriers, the
+// count that finish_part saw.
+template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kBlocks, int kCluster>
+__global__ void __launch_bounds__(gemm_threads(N, kGroups, kBlocks), kBlocks)
     gemm_kernel(const __grid_constant__ GemmParams params) {
 #ifdef DI_SM90A
+  constexpr bool kMoves = moves_registers(N, kBlocks);
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
-  std::byte* barriers = reinterpret_cast<std::byte*>(staging + 2 * kWarpgroupStaging<N>);
+  std::byte* barriers = reinterpret_cast<std::byte*>(staging + kGroups * kWarpgroupStaging<N>);
   auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxGemmStages);
-  const Ring<kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
-                            params.num_stages, params.ring_bytes};
+  const Ring<kGroups, kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
+                                     params.num_stages, params.ring_bytes};
+  constexpr int kThreads = gemm_threads(N, kGroups, kBlocks), kProducers = kGroups * 128;
   let_next_kernel_start();
-  if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x == kProducers) ring.init();
   if constexpr (kCluster == 1) {
-    __syncthreads();
+    start_after_warp(kProducers / 32, kThreads);
   } else {
     sync_cluster();
   }
-  if (threadIdx.x >= kConsumerWarps * 32) {
-    if constexpr (!kTwoBlocks<N>) give_registers<40>();
-    if (threadIdx.x == kConsumerWarps * 32) produce<kFormat, N, kSpread, kCluster>(params, ring);
+  if (threadIdx.x >= kProducers) {
+    if constexpr (kMoves) give_registers<40>();
+    if (threadIdx.x == kProducers) produce_weights<kFormat, N, kSpread>(params, ring);
+    if (threadIdx.x == kProducers + 32) produce_tokens<N, kSpread>(params, ring);
   } else {
-    if constexpr (!kTwoBlocks<N>) take_registers<232>();
-    consume<kFormat, N, kSpread, kCluster>(params, ring, staging, seen);
+    if constexpr (kMoves) take_registers<232>();
+    consume<kFormat, N, kSpread, kGroups, kCluster>(params, ring, staging, seen);
     if (N >= kBoxTokens && threadIdx.x % 128 == 0) wait_for_stores();
   }
   // No block leaves while another may still write to it.
@@ -292,25 +337,26 @@ __global__ void __launch_bounds__(kGemmThreads<N>, kTwoBlocks<N> ? 2 : 1)
 #endif
 }
 
-template <WeightFormat kFormat, int N, bool kSpread, int kCluster>
+template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kBlocks, int kCluster>
 constexpr GemmVariant gemm_variant() {
   return {N,
           kSpread,
+          kGroups,
           kCluster,
-          gemm_kernel<kFormat, N, kSpread, kCluster>,
-          stage_bytes<N>(tile_bytes(kFormat)),
-          kGemmThreads<N>,
-          kSharedLimit<N>,
-          2 * kWarpgroupStaging<N> * 4 + 16 * kMaxGemmStages + 16};
+          gemm_kernel<kFormat, N, kSpread, kGroups, kBlocks, kCluster>,
+          stage_bytes<N, kGroups>(tile_bytes(kFormat)),
+          gemm_threads(N, kGroups, kBlocks),
+          (228 / kBlocks - 1) * 1024,  // a block takes a KB besides
+          kGroups * kWarpgroupStaging<N> * 4 + 16 * kMaxGemmStages + 16};
 }
 
 // In the order of GemmShape.
 template <WeightFormat kFormat>
 constexpr GemmVariants kGemmVariants = {
-    gemm_variant<kFormat, 8, true, 1>(),   gemm_variant<kFormat, 16, true, 1>(),
-    gemm_variant<kFormat, 32, true, 1>(),  gemm_variant<kFormat, 64, true, 1>(),
-    gemm_variant<kFormat, 128, true, 2>(), gemm_variant<kFormat, 128, false, 2>(),
-    gemm_variant<kFormat, 256, true, 2>(),
+    gemm_variant<kFormat, 8, true, 1, 2, 1>(),    gemm_variant<kFormat, 8, true, 2, 2, 1>(),
+    gemm_variant<kFormat, 16, true, 1, 2, 1>(),   gemm_variant<kFormat, 16, true, 2, 2, 1>(),
+    gemm_variant<kFormat, 64, true, 2, 1, 1>(),   gemm_variant<kFormat, 128, true, 2, 1, 2>(),
+    gemm_variant<kFormat, 128, false, 2, 1, 2>(), gemm_variant<kFormat, 256, true, 2, 1, 2>(),
 };
 
 }  // namespace deepinfer::cuda

@@ -20,10 +20,10 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kTokens = 8, kConsumers = 32 * kConsumerWarps;
+constexpr int kTokens = 8, kGroups = 2, kConsumers = 128 * kGroups;
 // Warps that multiply, the producer's, and some that only help with the scores: one expert a thread, as released.
 constexpr int kScorers = 384, kThreads = kScorers + 32;
-constexpr int kStage = stage_bytes<kTokens>(tile_bytes(WeightFormat::kBf16));
+constexpr int kStage = stage_bytes<kTokens, kGroups>(tile_bytes(WeightFormat::kBf16));
 constexpr int kStages = 3;  // more do not fit beside another block
 constexpr int kShared = kStages * kStage + 16 * kStages + static_cast<int>(sizeof(RouteScores));
 
@@ -46,38 +46,32 @@ unsigned* counter_of(cudaStream_t stream) {
 }
 
 struct Params {
-  CUtensorMap tokens;
   const std::byte* tiles;
   int num_k_tiles, row_tiles, num_parts, num_tokens, exponent;
   float scale;
   float* parts;  // [token][part][expert]
   unsigned* counter;
   RouteParams route;
+  CUtensorMap tokens;
 
   __device__ int part_begin(int part) const { return part * num_k_tiles / num_parts; }
 };
 
 // One thread. The weights do not depend on the kernel before.
-__device__ __forceinline__ void produce(const Params& p, const Ring<>& ring, int row_tile, int first, int end) {
+__device__ __forceinline__ void produce(const Params& p, const Ring<kGroups>& ring, int row_tile, int first, int end) {
   constexpr int kTiles = kStageTiles<kTokens>;
   const uint64_t once = evict_first(), normal = evict_normal();
-  StageFill<kTokens> fill;
-  fill.bytes_of_tile = tile_bytes(WeightFormat::kBf16);
-  for (int g = 0; g < 2; ++g) {
-    fill.tiles[g] = row_tile + g < p.row_tiles
-                        ? p.tiles + static_cast<int64_t>(row_tile + g) * p.num_k_tiles * fill.bytes_of_tile
-                        : nullptr;
-  }
-  fill.tokens = &p.tokens;
-  fill.first_token = 0;
-  prefetch_map(fill.tokens);
+  constexpr int kBytes = tile_bytes(WeightFormat::kBf16);
+  const int64_t row_bytes = static_cast<int64_t>(p.num_k_tiles) * kBytes;
+  const WeightFill<kTokens, kGroups> fill{p.tiles + row_tile * row_bytes, row_bytes,
+                                          min(kGroups, p.row_tiles - row_tile), kBytes};
+  prefetch_map(&p.tokens);
   for (int k = first, stage = 0; k < end; k += kTiles, ++stage) {
-    fill.announce(ring, stage, min(kTiles, end - k));
-    fill.copy_weights(ring, stage, k, min(kTiles, end - k), once);
+    fill.copy(ring, stage, k, min(kTiles, end - k), once);
   }
   wait_for_kernel_before();
   for (int k = first, stage = 0; k < end; k += kTiles, ++stage) {
-    fill.copy_tokens(ring, stage, k, min(kTiles, end - k), normal);
+    copy_tokens<kTokens>(ring, &p.tokens, 0, stage, k, min(kTiles, end - k), normal);
   }
 }
 
@@ -120,11 +114,11 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* barriers = shared + kStages * kStage;
   RouteScores& scores = *reinterpret_cast<RouteScores*>(barriers + 16 * kStages);
-  const Ring<> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kStages, kStages, kStage};
+  const Ring<kGroups> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kStages, kStages, kStage};
   let_next_kernel_start();
-  if (threadIdx.x == 0) ring.init();
-  __syncthreads();
-  const int part = blockIdx.x % p.num_parts, row_tile = blockIdx.x / p.num_parts * 2;
+  if (threadIdx.x == kConsumers) ring.init();
+  start_after_warp(kConsumers / 32, kThreads);
+  const int part = blockIdx.x % p.num_parts, row_tile = blockIdx.x / p.num_parts * kGroups;
   const int first = p.part_begin(part), end = p.part_begin(part + 1);
   if (threadIdx.x / 32 == kConsumers / 32) {
     if (threadIdx.x == kConsumers) produce(p, ring, row_tile, first, end);
@@ -170,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
 }
 
 int64_t num_blocks(const ops::PackedWeight& gate) {
-  return (row_tiles(gate) + 1) / 2 * gemm_parts(gate.rows, gate.cols);
+  return (row_tiles(gate) + kGroups - 1) / kGroups * gemm_parts(gate);
 }
 
 }  // namespace
@@ -179,7 +173,7 @@ int64_t num_blocks(const ops::PackedWeight& gate) {
 bool route_few_takes(const ops::RouteArgs& a) {
   if (a.in.rows < 1 || a.in.rows > kTokens || a.gate->format != WeightFormat::kBf16) return false;
   if (!gemm_supports(a.product())) return false;
-  const int64_t parts = gemm_parts(a.gate->rows, a.gate->cols);
+  const int64_t parts = gemm_parts(*a.gate);
   const int64_t most_tiles = (column_tiles(*a.gate) + parts - 1) / parts;
   return most_tiles <= kStages * kStageTiles<kTokens> && num_blocks(*a.gate) >= kTokens && num_blocks(*a.gate) <= 132;
 }
@@ -191,7 +185,7 @@ void route_few(CudaStream& stream, const ops::RouteArgs& a) {
   p.tokens = token_map(a.in.data, a.in.rows, a.in.cols, a.in.stride, kTokens);
   p.tiles = gate.data.get();
   p.num_k_tiles = static_cast<int>(column_tiles(gate)), p.row_tiles = static_cast<int>(row_tiles(gate));
-  p.num_parts = gemm_parts(gate.rows, gate.cols);
+  p.num_parts = gemm_parts(gate);
   p.num_tokens = static_cast<int>(a.in.rows);
   p.exponent = info.scale_bias, p.scale = info.output_scale;
   p.parts = static_cast<float*>(stream.scratch(p.num_tokens * p.num_parts * gate.rows * 4));

@@ -145,7 +145,7 @@ TEST_F(LinearTest, ProductsOfEveryFormatAreRightForEveryNumberOfTokens) {
     for (const auto& [rows, cols] : kShapes) {
       const Matrix m = matrix(format, rows, cols);
       const PackedWeight weight = pack(m);
-      for (int64_t tokens : {1, 2, 3, 7, 8, 9, 17, 33, 63, 64, 65, 130, 300}) {
+      for (int64_t tokens : {1, 2, 3, 7, 8, 9, 16, 17, 33, 63, 64, 65, 130, 300}) {
         const Floats x = random_values(tokens * cols, 1, ElementType::kBf16);
         const std::string what = std::string(name_of(format)) + " [" + std::to_string(rows) + ", " +
                                  std::to_string(cols) + "], tokens " + std::to_string(tokens);
@@ -184,8 +184,10 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
     WeightFormat format;
     int64_t rows, cols;
   };
+  // Sums of one, of few and of many parts; few outputs and more than two blocks a multiprocessor.
   constexpr Shape kShapes[] = {{WeightFormat::kF8Tile32, 1280, 5120}, {WeightFormat::kF8Tile32, 5120, 2304},
-                               {WeightFormat::kF8Tile32, 17024, 640}, {WeightFormat::kMxfp4, 576, 2304},
+                               {WeightFormat::kF8Tile32, 1024, 4096}, {WeightFormat::kF8Tile32, 17024, 640},
+                               {WeightFormat::kMxfp4, 576, 2304},     {WeightFormat::kMxfp4, 17024, 160},
                                {WeightFormat::kBf16, 384, 5120},      {WeightFormat::kBf16, 16, 96}};
   constexpr int64_t kTokens = 5000;
   for (const Shape& shape : kShapes) {
