@@ -1,11 +1,12 @@
 // Attention of few tokens at 64 heads of 512 channels: eight multiprocessors a token, the bits of attention_tiled.cu.
 //
 // Floor: the latency of the chain index, block, row, scores, weights, sum. Of 640 keys a block of the cluster converts
-// 80 whole rows and has their scores; of the sum it has 64 channels, for which it converts that part of all rows.
-// Between the two every block sends the largest scores of its keys to all, then their weights: few numbers straight
-// into the others' shared memory, the weights through device memory by one copy that reaches all. Keys, sums over
-// columns and sums over keys go in the same order through the same instructions as in one block a token, of other
-// widths. Every block counts what comes at barriers of its own: barriers of the cluster would wait for all memory.
+// 80 whole rows and has their scores: one warpgroup multiplies the first columns while the others convert the next. Of
+// the sum it has 64 channels, for which it converts that part of all rows. Between the two every block sends the largest
+// scores of its keys to all, then their weights: few numbers straight into the others' shared memory, the weights
+// through device memory by one copy that reaches all. Keys, sums over columns and sums over keys go in the same order
+// through the same instructions as in one block a token, of other widths. Every block counts what comes at barriers of
+// its own: barriers of the cluster would wait for all memory.
 #include "backends/cuda/attention_cluster_rows.cuh"
 #include "backends/cuda/attention_cluster_weights.cuh"
 #include "backends/cuda/attention_kernels.h"
@@ -14,7 +15,7 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kValueItems = 4, kEarlyValues = 2;  // of a thread; those that are asked for before the own keys are there
+constexpr int kValueItems = 4;  // of a thread
 
 // The 64 channels, by one warpgroup: more would each read all weights.
 __device__ void sum_values(const ClusterShared& s, float (&sums)[32], int num_blocks, const int (&heads)[2]) {
@@ -75,6 +76,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
     barrier_expect(shared_address(&s.sums_there), kSumsBytes);
     barrier_expect(shared_address(&s.weights_there), kPieces * kPieceBytes);
   }
+  // Has the token's first inputs near, and with them the parameters: the kernel before may still write them.
+  if (t < 4) {
+    const void* first[4] = {p.positions + token, p.window.blocks + token, p.q + token * p.q_stride * 2,
+                            p.compressed.blocks + token};
+    const void* at = t == 0                                     ? first[0]
+                     : t == 1                                   ? first[1]
+                     : t == 2 || p.compressed.blocks == nullptr ? first[2]
+                                                                : first[3];
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+  }
   wait_for_kernel_before();
   let_next_kernel_start();
   const RowLister lister(p, token, t);
@@ -101,41 +112,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
   const int num_blocks = (keys.num_keys + kKeysPerBlock - 1) / kKeysPerBlock;
   __syncthreads();
 
-  Item<kWindow> own[3], values[kValueItems];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const int group = i * kClusterWarps + warp, key = rank * kOwnKeys + group % 10 * 8 + lane % 8;
-    const RowKind kind = group < 40 ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
-    own[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[key], group / 10 * 4 + lane / 8);
-  }
-  // Some of the values before the own keys are there, the others after they have been converted: loads queue, and a
-  // proxy fence waits for them.
-  const int value_row = lane % 8 + lane / 16 * 8, value_chunk = lane / 8 % 2;
-  const auto load_values = [&](int begin, int end) {
-#pragma unroll
-    for (int i = 0; i < kValueItems; ++i) {
-      if (i < begin || i >= end) continue;
-      const int group = i * kValueWarps + warp - 4, key = group * 16 + value_row;
-      const RowKind kind = warp >= 4 && group < 40 ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
-      values[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[key], rank * 2 + value_chunk);
-    }
-  };
-  load_values(0, kEarlyValues);
-  wait_for_copies();
-  if (p.num_pairs != 0) rotate_unit(unit_address(q_tiles + 7 * kTileBytes, t / 8, t % 8), cosine, sine);
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const int group = i * kClusterWarps + warp, chunk = group / 10 * 4 + lane / 8;
-    if (group >= 40) break;
-    own[i].convert(shared_address(s.keys_then_weights) + chunk / 2 * kOwnTileBytes, group % 10 * 8 + lane % 8,
-                   chunk % 2 * 4, chunk);
-  }
-  fence_async_proxy();
-  __syncthreads();
-
   const int heads[2] = {16 * (warp % 4) + lane / 4, 16 * (warp % 4) + lane / 4 + 8};
   const int noting = t - 4 * 32;  // the head whose decays the thread notes
+  const auto finish_query = [&] {
+    wait_for_copies();
+    if (p.num_pairs != 0) rotate_unit(unit_address(q_tiles + 7 * kTileBytes, t / 8, t % 8), cosine, sine);
+  };
   if (warp < 4) {
+    finish_query();
     float w[40];
     own_scores(s, w);
     asm volatile("bar.arrive %0, %1;" ::"n"(kQueryRead), "n"(kClusterThreads) : "memory");
@@ -152,7 +136,32 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kClusterThrea
     send_weights<kWindow>(s, w, rank, heads, c, scratch + token * int64_t{kPieces * kPieceBytes});
     sync_threads(kValuesThere, kClusterThreads);
   } else {
-    load_values(kEarlyValues, kValueItems);
+    // A warp has eight of the own keys, two warps have none.
+    Item<kWindow> own[kStages], values[kValueItems];
+    const int row = (warp - 4) * 8 + lane % 8, key = rank * kOwnKeys + row;
+    const RowKind kind = row < kOwnKeys ? row_kind<kWindow, kCompressed>(keys, key) : RowKind::kNone;
+    const std::byte* from = kind == RowKind::kNone ? nullptr : s.rows[key];
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) own[stage].load(kind, from, stage * 4 + lane / 8);
+    const int value_row = lane % 8 + lane / 16 * 8, value_chunk = lane / 8 % 2;
+    const auto load_values = [&] {
+#pragma unroll
+      for (int i = 0; i < kValueItems; ++i) {
+        const int group = i * kValueWarps + warp - 4, value = group * 16 + value_row;
+        const RowKind kind = group < 40 ? row_kind<kWindow, kCompressed>(keys, value) : RowKind::kNone;
+        values[i].load(kind, kind == RowKind::kNone ? nullptr : s.rows[value], rank * 2 + value_chunk);
+      }
+    };
+    finish_query();
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (row < kOwnKeys) {
+        own[stage].convert(shared_address(s.keys_then_weights) + (stage * 2 + lane / 16) * kOwnTileBytes, row,
+                           lane / 8 % 2 * 4, lane / 8);
+      }
+      asm volatile("bar.arrive %0, %1;" ::"r"(kColumnsThere + stage), "n"(kClusterThreads) : "memory");
+    }
+    load_values();  // only now: loads queue
     wait_started();
     sync_threads(kQueryRead, kClusterThreads);
 #pragma unroll

@@ -19,6 +19,7 @@ inline constexpr int kMaxBlocks = kMaxKeys / kKeysPerBlock;
 inline constexpr int kPieceBytes = kHeads * kPieceKeys * 2;  // of weights
 inline constexpr int kValueWarps = kClusterWarps - 4;        // that convert values; the first four have scores to do
 inline constexpr int kQueryRead = 1, kWeightsWritten = 2, kValuesThere = 3, kFactorThere = 4;  // named barriers
+inline constexpr int kStages = 4, kColumnsThere = 5;  // of the own keys, 128 columns a stage; kStages barriers
 
 inline constexpr uint32_t kLargestBytes = kCluster * kHeads * 8, kSumsBytes = kPieces * kHeads * 4;  // that are sent
 

@@ -6,16 +6,22 @@
 
 namespace deepinfer::cuda {
 
-// The scores of the own keys: what the largest of each piece and the weights come from.
+// The scores of the own keys, by 128 columns as soon as those are there: what the largest of each piece and the weights
+// come from.
 __device__ inline void own_scores(ClusterShared& s, float (&w)[40]) {
   const uint32_t q = shared_address(s.q_then_values), keys = shared_address(s.keys_then_weights);
-  wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    mma_scores(w, columns_descriptor(q + i / 4 * kTileBytes) + i % 4 * 2,
-               columns_descriptor(keys + i / 4 * kOwnTileBytes) + i % 4 * 2, i > 0);
+  for (int stage = 0; stage < kStages; ++stage) {
+    sync_threads(kColumnsThere + stage, kClusterThreads);
+    fence_async_proxy();  // for those that wrote: it would make them wait for their loads
+    wgmma_fence();
+#pragma unroll
+    for (int i = 8 * stage; i < 8 * stage + 8; ++i) {
+      mma_scores(w, columns_descriptor(q + i / 4 * kTileBytes) + i % 4 * 2,
+                 columns_descriptor(keys + i / 4 * kOwnTileBytes) + i % 4 * 2, i > 0);
+    }
+    wgmma_commit();
   }
-  wgmma_commit();
   wgmma_wait<0>();
   wgmma_hold(w);
 }
@@ -78,10 +84,10 @@ __device__ void send_weights(ClusterShared& s, const float (&w)[40], int rank, c
     running[0][r] = largest_up_to(s, first_block, heads[r]);
     running[1][r] = largest_up_to(s, first_block + 1, heads[r]);
   }
+  uint32_t words[kOwnPieces][4];
 #pragma unroll
   for (int i = 0; i < kOwnPieces; ++i) {
     const int piece = first_piece + i;
-    uint32_t words[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float most = piece / 4 == first_block ? running[0][r] : running[1][r];
@@ -90,13 +96,17 @@ __device__ void send_weights(ClusterShared& s, const float (&w)[40], int rank, c
       for (int k = 0; k < 4; ++k) {
         e[k] = weight_of(w[8 * i + 2 * r + k / 2 * 4 + k % 2], most, score_scale(kWindow));
       }
-      words[r] = pack_bf16(e[0], e[1]);
-      words[2 + r] = pack_bf16(e[2], e[3]);
+      words[i][r] = pack_bf16(e[0], e[1]);
+      words[i][2 + r] = pack_bf16(e[2], e[3]);
       sums[r][i] = thread_sum(e[0], e[1], e[2], e[3]);
     }
-    // Thread c of the quad: half c / 2 of head c % 2.
-    const uint4 unit = transpose_quad(words[0], words[1], words[2], words[3], c);
-    *reinterpret_cast<uint4*>(scratch + weights_address(0, piece, heads[0] + c % 2 * 8, c / 2)) = unit;
+  }
+  // Thread c of the quad: half c / 2 of head c % 2.
+  transpose_quads(words, c);
+#pragma unroll
+  for (int i = 0; i < kOwnPieces; ++i) {
+    *reinterpret_cast<uint4*>(scratch + weights_address(0, first_piece + i, heads[0] + c % 2 * 8, c / 2)) =
+        uint4{words[i][0], words[i][1], words[i][2], words[i][3]};
   }
   // From device memory one copy reaches all: eight times the bytes would take the stores' way far longer.
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -76,13 +76,31 @@ __device__ __forceinline__ void rotate_unit(uint32_t at, const float (&cosine)[4
   store_unit(at, x[0], x[1], x[2], x[3]);
 }
 
-// Of four words a thread, a quad of threads gets word 0 of all four in its first thread, and so on.
-__device__ __forceinline__ uint4 transpose_quad(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3, int c) {
+// Of four words a thread, a quad of threads gets word 0 of all four in its first thread, and so on. Several fours side
+// by side, since each waits twice for the other threads.
+template <int kFours>
+__device__ __forceinline__ void transpose_quads(uint32_t (&w)[kFours][4], int c) {
   const bool odd = c & 1, upper = c & 2;
-  const uint32_t x = __shfl_xor_sync(~0u, odd ? w0 : w1, 1), y = __shfl_xor_sync(~0u, odd ? w2 : w3, 1);
-  const uint32_t a0 = odd ? x : w0, a1 = odd ? w1 : x, b0 = odd ? y : w2, b1 = odd ? w3 : y;
-  const uint32_t u = __shfl_xor_sync(~0u, upper ? a0 : b0, 2), v = __shfl_xor_sync(~0u, upper ? a1 : b1, 2);
-  return upper ? uint4{u, v, b0, b1} : uint4{a0, a1, u, v};
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const uint32_t x = __shfl_xor_sync(~0u, odd ? w[i][0] : w[i][1], 1);
+    const uint32_t y = __shfl_xor_sync(~0u, odd ? w[i][2] : w[i][3], 1);
+    if (odd) {
+      w[i][0] = x, w[i][2] = y;
+    } else {
+      w[i][1] = x, w[i][3] = y;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const uint32_t u = __shfl_xor_sync(~0u, upper ? w[i][0] : w[i][2], 2);
+    const uint32_t v = __shfl_xor_sync(~0u, upper ? w[i][1] : w[i][3], 2);
+    if (upper) {
+      w[i][0] = u, w[i][1] = v;
+    } else {
+      w[i][2] = u, w[i][3] = v;
+    }
+  }
 }
 
 // A thread's sums of channels from first_channel on to the results of its two heads. turn(pair, j) rotates the pair of
@@ -91,18 +109,20 @@ template <int kCount, typename Turn>
 __device__ __forceinline__ void write_out(const AttentionParams& p, int token, int first_channel,
                                           const float (&sums)[kCount], const float (&factor)[2], const int (&heads)[2],
                                           int c, Turn turn) {
+  std::byte* out = p.out + (token * p.out_stride + heads[0] * kDim + first_channel) * 2 + c * 16;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    std::byte* out = p.out + (token * p.out_stride + heads[r] * kDim + first_channel) * 2 + c * 16;
+  for (int j = 0; j < kCount / 4; j += 4) {
+    uint32_t words[2][4];  // of both heads
 #pragma unroll
-    for (int j = 0; j < kCount / 4; j += 4) {
-      uint32_t pairs[4];
+    for (int i = 0; i < 8; ++i) {
+      const int r = i / 4, unit = j + i % 4, at = 4 * unit + 2 * r;
+      words[r][i % 4] = turn(pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]), unit);
+    }
+    transpose_quads(words, c);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (j + i) + 2 * r;
-        pairs[i] = turn(pack_bf16(sums[at] * factor[r], sums[at + 1] * factor[r]), j + i);
-      }
-      *reinterpret_cast<uint4*>(out + j * 16) = transpose_quad(pairs[0], pairs[1], pairs[2], pairs[3], c);
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<uint4*>(out + (r * 8 * kDim + j * 8) * 2) =
+          uint4{words[r][0], words[r][1], words[r][2], words[r][3]};
     }
   }
 }
