@@ -27,7 +27,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline void store_weights(std::byte* to, Vec v) { _mm256_store_ps(reinterpret_cast<float*>(to), v); }
 inline __m256i load_line(const std::byte* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
-constexpr int kWalkTokens = 12;
+constexpr int kWalkTokens = 16;
 constexpr int kPassTokens = 6;  // their sums, weights and inputs are all that 16 registers hold
 constexpr int kPanelTiles = 1;
 constexpr int walk_tiles(int num_tokens) { return num_tokens == 1 ? 4 : num_tokens == 2 ? 2 : 1; }
