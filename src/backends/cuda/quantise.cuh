@@ -115,6 +115,35 @@ __device__ inline void fake_quantise8(float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(codes[i], scale);
 }
 
+// By the card's own conversions, two values at a time: they round to nearest even, subnormal codes included, keep signs of
+// zeros and end at the largest code, as the steps above do.
+template <>
+__device__ inline void fake_quantise8<E4m3Group32>(float (&v)[8]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
+#pragma unroll
+  for (int offset = 1; offset < E4m3Group32::kThreads; offset *= 2) {
+    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
+  }
+  const float scale = E4m3Group32::scale(__uint_as_float(largest));
+  const float inverse = __uint_as_float(0x7F000000u - __float_as_uint(scale));
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    uint16_t codes;
+    uint32_t halves;
+    float a, b;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+        : "=h"(codes)
+        : "f"(__fmul_rn(v[i + 1], inverse)), "f"(__fmul_rn(v[i], inverse)));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+        : "=f"(a), "=f"(b)
+        : "r"(halves));
+    v[i] = __fmul_rn(a, scale), v[i + 1] = __fmul_rn(b, scale);
+  }
+}
+
 // Calls body with the quantiser's type.
 template <typename Body>
 void with_quantiser(ops::FakeQuant kind, Body&& body) {
