@@ -69,8 +69,7 @@ void prepare_experts(Stream& stream, ops::ExpertBank& bank) {
   CudaStream& cuda = cuda_stream(stream);
   prepared->matrices = upload(cuda, matrices);
   prepared->exact = upload(cuda, exact);
-  prepared->arrivals =
-      upload(cuda, std::vector<unsigned>((prepared->hidden + 2 * kTileRows - 1) / (2 * kTileRows), 0u));
+  prepared->arrivals = upload(cuda, std::vector<unsigned>((prepared->hidden + kTileRows - 1) / kTileRows, 0u));
   bank.prepared = std::move(prepared);
 }
 

@@ -10,11 +10,33 @@
 namespace deepinfer::cuda {
 namespace {
 
+using Few8 = FewRows<8, 3>;
+using Few16 = FewRows<16, 3>;
+using Direct = FewRows<kDirectTileRows, 2, true>;
+// For w2 and one token, whose items of 128 rows would be one for every block and a few more that all wait for.
+using DirectSmall = FewRows<kDirectTileRows, 5, true, 1>;
+
+// What the routed experts' rows and the shared expert's are copied from. BF16.
+struct RowSources {
+  ConstTensorView routed, shared;
+};
+
+// The rows of a stage in one box, where whole column tiles allow it.
+template <class Kind>
+RowBoxes row_boxes(const ConstTensorView& rows, WeightFormat format) {
+  RowBoxes boxes;
+  boxes.tiles = rows.cols % kTileCols == 0 ? stage_tiles<Kind>(format) : 1;
+  boxes.map = token_slabs_map(rows.data, rows.rows, rows.cols, rows.stride, width<Kind>(format), boxes.tiles);
+  return boxes;
+}
+
 template <class Kind, bool kGateUp>
-void launch_few(CudaStream& stream, const PlanShape& shape, FewParams& params) {
+void launch_few(CudaStream& stream, const PlanShape& shape, const RowSources& rows, FewParams& params) {
+  params.routed_rows = row_boxes<Kind>(rows.routed, params.routed_format);
+  params.shared_rows = row_boxes<Kind>(rows.shared, params.shared_format);
   auto* kernel = few_rows_kernel<Kind, kGateUp>;
   static_assert(kSharedBytes<Kind> <= 227 * 1024 / Kind::kBlocksPerSm - (Kind::kBlocksPerSm - 1) * 512);
-  params.items_per_tile = kGateUp ? params.row_tiles : (params.row_tiles + 1) / 2;
+  params.items_per_tile = kGateUp ? params.row_tiles : (params.row_tiles + Kind::kGroups - 1) / Kind::kGroups;
   DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Kind>));
   const int64_t most = int64_t{shape.most_tiles()} * params.items_per_tile;
   launch(stream, Start::kEarly,
@@ -27,45 +49,31 @@ void launch_few(CudaStream& stream, const PlanShape& shape, FewParams& params) {
 ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& bank) {
   const int64_t rows = int64_t{num_tokens} * top_k, experts = bank.num_experts;
   if (rows <= 20 && num_tokens <= 8) return {kDirectTileRows, kDirectTileRows, ExpertsKernel::kDirect, true};
-  if (2 * rows <= 9 * experts) return {8, 8, ExpertsKernel::kFew8, num_tokens <= 8};
-  if (rows <= 12 * experts) return {16, 16, ExpertsKernel::kFew16};
+  const WeightFormat routed = bank.routed_format, shared = bank.shared_format;
+  if (2 * rows <= 9 * experts) {
+    if (num_tokens <= 8) return {8, 8, ExpertsKernel::kFew8, true};
+    return {width<Few8>(routed), width<Few8>(shared), ExpertsKernel::kFew8};
+  }
+  if (rows <= 12 * experts) return {width<Few16>(routed), width<Few16>(shared), ExpertsKernel::kFew16};
   return {most_rows_of_item(bank.routed_format), most_rows_of_item(bank.shared_format), ExpertsKernel::kMany};
 }
 
 namespace {
 
-using Few8 = FewRows<8, 3>;
-using Few16 = FewRows<16, 3>;
-using Direct = FewRows<kDirectTileRows, 2, true>;
-
-int stage_tiles_of(const ExpertsVariant& variant, WeightFormat format) {
-  static_assert(Few8::kStageBytes == Direct::kStageBytes && Few8::kMost == kDirectTileRows);
-  return variant.kernel == ExpertsKernel::kFew16 ? stage_tiles<Few16>(format, 16) : stage_tiles<Few8>(format, 8);
-}
-
 template <bool kGateUp>
-void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape, FewParams& params) {
+void launch_variant(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape, const RowSources& rows,
+                    FewParams& params) {
   switch (variant.kernel) {
     case ExpertsKernel::kDirect:
-      return launch_few<Direct, kGateUp>(stream, shape, params);
+      if (!kGateUp && shape.num_tokens == 1) return launch_few<DirectSmall, false>(stream, shape, rows, params);
+      return launch_few<Direct, kGateUp>(stream, shape, rows, params);
     case ExpertsKernel::kFew8:
-      return launch_few<Few8, kGateUp>(stream, shape, params);
+      return launch_few<Few8, kGateUp>(stream, shape, rows, params);
     case ExpertsKernel::kFew16:
-      return launch_few<Few16, kGateUp>(stream, shape, params);
+      return launch_few<Few16, kGateUp>(stream, shape, rows, params);
     case ExpertsKernel::kMany:
       DI_CHECK(false, "many rows in a kernel for few");
   }
-}
-
-// For either format the rows of a stage in one box, where whole column tiles allow it.
-void set_rows(FewParams& p, const ExpertsVariant& variant, const PreparedExperts& bank, const ConstTensorView& routed,
-              const ConstTensorView& shared) {
-  const auto set = [&](CUtensorMap& map, int& box_tiles, WeightFormat format, const ConstTensorView& rows) {
-    box_tiles = rows.cols % kTileCols == 0 ? stage_tiles_of(variant, format) : 1;
-    map = token_slabs_map(rows.data, rows.rows, rows.cols, rows.stride, variant.tile_rows, box_tiles);
-  };
-  set(p.routed_rows, p.routed_box_tiles, bank.routed_format, routed);
-  set(p.shared_rows, p.shared_box_tiles, bank.shared_format, shared);
 }
 
 DirectShape direct_shape(const PlanShape& shape, const PreparedExperts& bank, const ops::ExpertsArgs& args) {
@@ -87,18 +95,14 @@ void multiply_gate_up(CudaStream& stream, const ExpertsVariant& variant, const P
   set_product(p, bank, plan, bank.inner, bank.hidden);
   set_activation(p, shape, plan, args);
   const ConstTensorView in(args.in.data, ElementType::kBf16, args.in.rows, bank.hidden, args.in.stride);
-  set_rows(p, variant, bank,
-           variant.all_tokens
-               ? in
-               : ConstTensorView(memory.in_rows, ElementType::kBf16, shape.num_rows(), bank.hidden, bank.hidden),
-           in);
+  const ConstTensorView copies(memory.in_rows, ElementType::kBf16, shape.num_rows(), bank.hidden, bank.hidden);
   p.all_tokens = variant.all_tokens;
   p.row_token = plan.row_token;
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.activated), bank.inner, bank.inner};
   p.prefetch[0] = args.bank->shared.w1.data.get(), p.prefetch[1] = args.bank->shared.w3.data.get();
   p.prefetch_bytes = args.bank->shared.w1.bytes;
   p.direct = direct_shape(shape, bank, args);
-  launch_variant<true>(stream, variant, shape, p);
+  launch_variant<true>(stream, variant, shape, {variant.all_tokens ? in : copies, in}, p);
 }
 
 void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const PlanShape& shape,
@@ -109,13 +113,12 @@ void multiply_down(CudaStream& stream, const ExpertsVariant& variant, const Plan
   set_product(p, bank, plan, bank.hidden, bank.inner);
   const ConstTensorView rows(memory.activated, ElementType::kBf16, shape.num_rows() + shape.num_tokens, bank.inner,
                              bank.inner);
-  set_rows(p, variant, bank, rows, rows);
   p.out = {reinterpret_cast<__nv_bfloat16*>(memory.out_rows), bank.hidden, bank.hidden};
   p.direct = direct_shape(shape, bank, args);
   p.arrivals = reinterpret_cast<unsigned*>(bank.arrivals.get());
   with_element(args.out.type, [&]<typename T>(T) { p.sums = reinterpret_cast<std::byte*>(rows_of<T>(args.out).data); });
   p.sums_stride = args.out.stride, p.sums_are_bf16 = args.out.type == ElementType::kBf16;
-  launch_variant<false>(stream, variant, shape, p);
+  launch_variant<false>(stream, variant, shape, {rows, rows}, p);
 }
 
 }  // namespace deepinfer::cuda

@@ -12,34 +12,48 @@
 namespace deepinfer::cuda {
 
 inline constexpr int kDirectTileRows = 8;
-inline constexpr int kExpertsConsumers = 256;  // threads: two warpgroups of 64 rows
 
 // Three blocks a multiprocessor convert faster, two spread few items better. kMost: rows of an item. kDirect: without a
-// plan in memory.
-template <int kMost_, int kBlocks, bool kDirect_ = false>
+// plan in memory. kGroups: warpgroups that multiply 64 rows of weights each.
+template <int kMost_, int kBlocks, bool kDirect_ = false, int kGroups_ = 2>
 struct FewRows {
   static constexpr bool kDirect = kDirect_;
-  static constexpr int kStageBytes = 22016, kStages = kBlocks == 2 ? 5 : 3, kMostStageTiles = 4;
-  static constexpr int kThreads = kExpertsConsumers + 32;
+  static constexpr int kGroups = kGroups_, kConsumers = kGroups * 128, kThreads = kConsumers + 32;
+  static constexpr int kStageBytes = kGroups == 2 ? 22016 : 12800, kStages = kBlocks == 2 ? 5 : 3, kMostStageTiles = 4;
   static constexpr int kBlocksPerSm = kBlocks;
   static constexpr int kStagedTokens = 8;
   static constexpr int kMost = kMost_;
 };
 
+// Rows that an instruction multiplies, and at most of an item. The shared expert, whose rows are all tokens, is the one
+// in FP8; more than this, and the compiler finds no registers for both formats.
+template <class Kind>
+__host__ __device__ constexpr int width(WeightFormat format) {
+  return format == WeightFormat::kF8Tile32 && Kind::kMost == 8 && !Kind::kDirect ? 24 : Kind::kMost;
+}
 // Column tiles of a stage.
 template <class Kind>
-__host__ __device__ constexpr int stage_tiles(WeightFormat format, int n) {
-  const int fit = Kind::kStageBytes / (n * 128 + 2 * tile_bytes(format));
+__host__ __device__ constexpr int stage_tiles(WeightFormat format) {
+  const int fit = Kind::kStageBytes / (width<Kind>(format) * 128 + Kind::kGroups * tile_bytes(format));
   return fit < 1 ? 1 : fit > Kind::kMostStageTiles ? Kind::kMostStageTiles : fit;
 }
+
+// What those who multiply know of an item.
+struct alignas(16) Item {
+  int part;  // of its matrices; -1: there are no more items
+  int first_row, num_rows, shared;
+  // Of the two warpgroups' matrices: w1 and w3, or w2 twice.
+  int exponents[2];
+  float scales[2];
+};
 
 // The ring of a block. A stage is free once all consumer warps have handed it back.
 template <class Kind>
 struct ExpertsRing {
   static constexpr int kStages = Kind::kStages;
-  std::byte* stages;    // at a multiple of 1024
-  uint32_t barriers;    // 16 bytes a stage
-  volatile int* items;  // [stages] the item that begins in a stage; -1: there are no more
+  std::byte* stages;  // at a multiple of 1024
+  uint32_t barriers;  // 16 bytes a stage
+  Item* items;        // [stages] the item that begins in a stage
 
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (kStages + stage); }
@@ -47,7 +61,7 @@ struct ExpertsRing {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), kExpertsConsumers / 32 * kArrivalsOfWarp);
+      barrier_init(empty(i), Kind::kConsumers / 32 * kArrivalsOfWarp);
     }
     fence_barrier_init();
   }
@@ -93,7 +107,7 @@ struct ExpertShare<WeightFormat::kMxfp4> : TileShare<WeightFormat::kMxfp4> {
 template <class Kind, WeightFormat kFormat, int N>
 __device__ __forceinline__ void multiply_stages(float (&d)[N / 2], const ExpertsRing<Kind>& ring, RingPosition& at,
                                                 int num_tiles, int group, int thread, int exponent) {
-  constexpr int kTiles = stage_tiles<Kind>(kFormat, N);
+  constexpr int kTiles = stage_tiles<Kind>(kFormat);
   constexpr int kBytes = tile_bytes(kFormat);
   ExpertShare<kFormat> share[2];
   uint32_t a[2][8];
