@@ -5,7 +5,7 @@
 //
 // Floor a row of width 5120: 41 KB of streams and 10 KB of y read, 41 KB of streams and 10 KB (20 with the quantised
 // form) written: 26 us for 1024 rows at 4.3 TB/s; at few rows two kernels' latency. Very many rows go in pieces, to
-// bound the partial sums (4 KB a row).
+// bound the partial sums (4.5 KB a row).
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mhc_finish.cuh"
@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 8192;
 constexpr int64_t kMostFastHidden = 256 * kManyNormVecs * kVec;  // so that 256 threads normalise a row
 constexpr int kFewRows = 64;                                     // up to here the kernel for few rows is the faster one
+constexpr int kBlocksOfCoefficients = 128;                       // at least, where there are so many rows
 
 // What one call does: parts that are absent are left out.
 struct Boundary {
@@ -56,7 +57,7 @@ bool is_fast(const Boundary& b) {
 struct Parts {
   bool fast = false, few = false;
   int slices = 1;
-  float* sums = nullptr;     // [slices, rows, outputs + 1]
+  float* sums = nullptr;     // [slices, rows, outputs + 1], of many rows [slices, rows, kMhcPitch]
   float* squares = nullptr;  // [rows, slices], of the collapsed row; of few rows
 };
 
@@ -66,7 +67,8 @@ Parts parts_of(Stream& stream, const Boundary& b) {
   parts.fast = is_fast(b);
   parts.few = !b.weights || b.streams.rows <= kFewRows;
   if (parts.fast) parts.slices = static_cast<int>((b.hidden() + kMhcSlice - 1) / kMhcSlice);
-  const int64_t cells = parts.slices * b.streams.rows, sums = b.weights ? cells * (b.h * (b.h + 2) + 1) : 0;
+  const int64_t pitch = parts.fast && !parts.few ? kMhcPitch : b.h * (b.h + 2) + 1;
+  const int64_t cells = parts.slices * b.streams.rows, sums = b.weights ? cells * pitch : 0;
   const int64_t squares = parts.fast && parts.few && b.out ? cells : 0;
   if (sums + squares == 0) return parts;
   auto* memory =
@@ -150,7 +152,7 @@ CoefficientsParams coefficients_params(const Boundary& b, const Parts& parts) {
   c.scale = w.scale, c.base = w.base;
   c.pre = b.coefficients.pre, c.post = b.coefficients.post, c.mix = b.coefficients.mix;
   c.rows = static_cast<int>(b.streams.rows);
-  c.rows_a_block = c.rows <= 128 ? 1 : kCoefficientRows;  // few rows are sooner done one by one
+  c.rows_a_block = std::clamp(c.rows / kBlocksOfCoefficients, 1, kCoefficientRows);  // few are sooner done one by one
   c.h = static_cast<int>(b.h);
   c.iterations = w.iterations;
   c.eps = w.eps, c.norm_eps = w.norm_eps;

@@ -3,24 +3,10 @@
 #pragma once
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mhc_sinkhorn.cuh"
+#include "backends/cuda/mhc_coefficients.cuh"
 #include "backends/cuda/row_norm.cuh"
 
 namespace deepinfer::cuda {
-
-inline constexpr int kCoefficientRows = 8;  // most that a block of the second kernel has
-// Partial sums: those of slices w, w + kSumParts, ... are added for each w, by one warp, then these in order.
-inline constexpr int kSumParts = 8;
-inline constexpr int kSlicesAtOnce = 5;  // that a thread asks for before it adds the first
-
-struct CoefficientsParams {
-  const float* sums;  // [slices, rows, outputs + 1]
-  int slices;
-  const float *scale, *base;
-  MatrixView<float> pre, post, mix;
-  int rows, rows_a_block, h, iterations;
-  float eps, norm_eps, inverse_width;  // of a row of streams
-};
 
 template <typename T>
 struct NormParams {
@@ -36,109 +22,6 @@ struct NormParams {
   float inverse_width, eps;
   bool round;
 };
-
-// Output `o` of a row, of `outputs`, whose logit is `x`: an element of pre or post, or one of the softmax of a row of
-// mix. Called by whole warps; the kH lanes of a row of mix are neighbours.
-template <int kH>
-__device__ inline float weight_of(float x, int o, float eps) {
-  const bool is_mix = o >= 2 * kH;
-  float largest = x;
-#pragma unroll
-  for (int offset = kH / 2; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-  }
-  const float e = expf(is_mix ? x - largest : -x);
-  float sum = e;
-#pragma unroll
-  for (int offset = kH / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
-  const float inverse = reciprocal(is_mix ? sum : 1.0f + e);
-  return fmaf(is_mix ? e : o < kH ? 1.0f : 2.0f, inverse, is_mix || o < kH ? eps : 0.0f);
-}
-
-template <int kH>
-__device__ inline void mix_of_row(float* mix, const float* softmaxes, int iterations, float eps) {
-  float m[kH][kH];
-#pragma unroll
-  for (int i = 0; i < kH; ++i) {
-#pragma unroll
-    for (int j = 0; j < kH; ++j) m[i][j] = softmaxes[i * kH + j];
-  }
-  sinkhorn(m, iterations, eps);
-#pragma unroll
-  for (int i = 0; i < kH; ++i) {
-#pragma unroll
-    for (int j = 0; j < kH; ++j) mix[i * kH + j] = m[i][j];
-  }
-}
-
-// The sum of one value's slices `from`, from + kSumParts, ...; `part` is slice 0's and `stride` leads to the next.
-__device__ inline float sum_slices(const float* part, int64_t stride, int from, int slices) {
-  float sum = 0;
-  part += from * stride;
-  for (int first = from; first < slices; first += kSumParts * kSlicesAtOnce) {
-    float parts[kSlicesAtOnce] = {};
-#pragma unroll
-    for (int k = 0; k < kSlicesAtOnce; ++k, part += kSumParts * stride) {
-      if (first + kSumParts * k < slices) parts[k] = *part;
-    }
-#pragma unroll
-    for (int k = 0; k < kSlicesAtOnce; ++k) sum += parts[k];
-  }
-  return sum;
-}
-
-// The coefficients of some rows by one block.
-template <int kH>
-__device__ inline void coefficients_of(const CoefficientsParams& p, int block) {
-  constexpr int outputs = kH * (kH + 2), sums = outputs + 1, rounds = (outputs + 31) / 32;
-  __shared__ float parts[kSumParts][kCoefficientRows * sums];
-  __shared__ float softmaxes[kCoefficientRows][kH * kH];
-  const int first = block * p.rows_a_block, rows = min(p.rows_a_block, p.rows - first);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  float scale[rounds], base[rounds];
-#pragma unroll
-  for (int k = 0; k < rounds; ++k) {
-    const int o = min(32 * k + lane, outputs - 1);
-    scale[k] = p.scale[min(o / kH, 2)], base[k] = p.base[o];
-  }
-  wait_for_kernel_before();
-  for (int part = warp; part < kSumParts; part += warps) {
-    for (int i = lane; i < rows * sums; i += 32) {
-      parts[part][i] = sum_slices(p.sums + int64_t{first} * sums + i, int64_t{p.rows} * sums, part, p.slices);
-    }
-  }
-  __syncthreads();
-  const auto sum_of = [&](int r, int i) {
-    float sum = parts[0][r * sums + i];
-#pragma unroll
-    for (int w = 1; w < kSumParts; ++w) sum += parts[w][r * sums + i];
-    return sum;
-  };
-  for (int r = warp; r < rows; r += warps) {
-    const float square = sum_of(r, outputs);
-    const float norm = rsqrtf(fmaf(square, p.inverse_width, p.norm_eps));
-#pragma unroll
-    for (int k = 0; k < rounds; ++k) {
-      const int o = min(32 * k + lane, outputs - 1);
-      const float x = weight_of<kH>(fmaf(sum_of(r, o) * norm, scale[k], base[k]), o, p.eps);
-      if (32 * k + lane >= outputs) continue;
-      if (o < kH) {
-        p.pre.data[(first + r) * p.pre.stride + o] = x;
-      } else if (o < 2 * kH) {
-        p.post.data[(first + r) * p.post.stride + o - kH] = x;
-      } else {
-        softmaxes[r][o - 2 * kH] = x;
-      }
-    }
-  }
-  if (rows == 1) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-  const int r = threadIdx.x;
-  if (r < rows) mix_of_row<kH>(p.mix.data + (first + r) * p.mix.stride, softmaxes[r], p.iterations, p.eps);
-}
 
 // The scale of a row from the squares of its slices, in every lane: lane l has slices l, l + 32, ..., then the lanes
 // are added as a tree.
@@ -217,7 +100,9 @@ template <typename T, int kH, NormBy kNorm>
 __global__ void __launch_bounds__(kNorm == NormBy::kGeneric ? 1024 : 256, kNorm == NormBy::kGeneric ? 1 : 3)
     mhc_finish_kernel(const CoefficientsParams c, const NormParams<T> n, int coefficient_blocks) {
   let_next_kernel_start();
-  if (static_cast<int>(blockIdx.x) < coefficient_blocks) return coefficients_of<kH>(c, blockIdx.x);
+  if (static_cast<int>(blockIdx.x) < coefficient_blocks) {
+    return coefficients_of<kH, kNorm == NormBy::kWholeRow>(c, blockIdx.x);
+  }
   const int block = static_cast<int>(blockIdx.x) - coefficient_blocks;
   if constexpr (kNorm == NormBy::kChannels) {
     normalise_channels(n, block);

@@ -12,6 +12,7 @@ namespace deepinfer::cuda {
 inline constexpr int kMhcStreams = 4;
 inline constexpr int kMhcOutputs = kMhcStreams * (kMhcStreams + 2);
 inline constexpr int kMhcSums = kMhcOutputs + 1;  // and the sum of the streams' squares
+inline constexpr int kMhcPitch = 28;              // places that the sums of one of many rows take, in fours
 inline constexpr int kMhcSplits = 3;
 inline constexpr int kMhcTiles = 5;      // of 16 rows that hold the weights' parts
 inline constexpr int kMhcGroupRows = 8;  // that a warp multiplies at once
@@ -29,7 +30,7 @@ struct MhcStreamsParams {
   const float *pre, *post, *mix;
   int64_t pre_stride, post_stride, mix_stride;
   const float* fn;  // [kMhcOutputs, 4 * hidden]
-  float* sums;      // [slices, rows, kMhcSums]
+  float* sums;      // [slices, rows, kMhcSums], of many rows [slices, rows, kMhcPitch]
   float* squares;   // of the collapsed row, [rows, slices]
   int rows;
   int hidden;
@@ -188,15 +189,17 @@ __device__ inline void multiply_unit(MhcProducts& products, const MhcUnit& unit,
       : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(unit.pairs[2 * half][s]), "r"(unit.pairs[2 * half + 1][s]));
 }
 
-// What a span gives to the sums of 8 rows: the projections and the streams' squares; the collapsed squares.
+// What a span gives to the sums of 8 rows: the projections and the streams' squares, kPitch places a row; the collapsed
+// squares.
+template <int kPitch>
 struct MhcSpanSums {
-  float of_streams[kMhcGroupRows][kMhcSums];
+  float of_streams[kMhcGroupRows][kPitch];
   float of_collapsed[kMhcGroupRows];
 };
 
 // The lane's results; an output's parts are added, smallest first.
-template <bool kSquare, bool kProject>
-__device__ inline void store_sums(MhcSpanSums& sums, const MhcProducts& products, const MhcSquares& squares) {
+template <bool kSquare, bool kProject, int kPitch>
+__device__ inline void store_sums(MhcSpanSums<kPitch>& sums, const MhcProducts& products, const MhcSquares& squares) {
   const int lane = threadIdx.x % 32;
   if (lane % 4 == 0) {
     sums.of_streams[lane / 4][kMhcOutputs] = squares.streams;
@@ -214,13 +217,14 @@ __device__ inline void store_sums(MhcSpanSums& sums, const MhcProducts& products
 }
 
 // The sums of 8 rows from `first` on by one slice, from those of its spans in order.
-template <bool kSquare, bool kProject>
+template <bool kSquare, bool kProject, int kPitch>
 __device__ inline void write_sums(const MhcStreamsParams& p, int slice, int first,
-                                  const MhcSpanSums (&spans)[kMhcSliceSpans], int thread, int threads) {
+                                  const MhcSpanSums<kPitch> (&spans)[kMhcSliceSpans], int thread, int threads) {
   const int rows = min(kMhcGroupRows, p.rows - first);
   if (kProject) {
-    float* out = p.sums + (int64_t{slice} * p.rows + first) * kMhcSums;
-    for (int i = thread; i < rows * kMhcSums; i += threads) {
+    float* out = p.sums + (int64_t{slice} * p.rows + first) * kPitch;
+#pragma unroll 1
+    for (int i = thread; i < rows * kPitch; i += threads) {
       float sum = (&spans[0].of_streams[0][0])[i];
 #pragma unroll
       for (int s = 1; s < kMhcSliceSpans; ++s) sum += (&spans[s].of_streams[0][0])[i];

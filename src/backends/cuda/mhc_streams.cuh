@@ -43,7 +43,7 @@ __device__ inline void take_unit(MhcUnit& unit, const uint4 (&from)[kMhcStreams 
 struct MhcFewShared {
   uint4 arriving[kMhcFewGroups][kMhcStreams + 1][kMhcTeamThreads];
   MhcWeighing weighing[kMhcFewGroups][kMhcGroupRows];
-  MhcSpanSums sums[kMhcFewGroups][kMhcSliceSpans];
+  MhcSpanSums<kMhcSums> sums[kMhcFewGroups][kMhcSliceSpans];
 };
 
 // A block has `groups` groups of eight rows.
@@ -110,7 +110,7 @@ struct MhcShared {
   uint4 weights[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
   uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
   MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
-  MhcSpanSums sums[kMhcTeams][2][kMhcSliceSpans];
+  MhcSpanSums<kMhcPitch> sums[kMhcTeams][2][kMhcSliceSpans];
 };
 
 __device__ inline void wait_for_team(int team) {
