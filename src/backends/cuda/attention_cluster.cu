@@ -2,11 +2,11 @@
 //
 // Floor: the latency of the chain index, block, row, scores, weights, sum. Of 640 keys a block of the cluster converts
 // 80 whole rows and has their scores: one warpgroup multiplies the first columns while the others convert the next. Of
-// the sum it has 64 channels, for which it converts that part of all rows. Between the two every block sends the largest
-// scores of its keys to all, then their weights: few numbers straight into the others' shared memory, the weights
-// through device memory by one copy that reaches all. Keys, sums over columns and sums over keys go in the same order
-// through the same instructions as in one block a token, of other widths. Every block counts what comes at barriers of
-// its own: barriers of the cluster would wait for all memory.
+// the sum it has 64 channels, for which it converts that part of all rows. Between the two every block sends the
+// largest scores of its keys to all, then their weights: few numbers straight into the others' shared memory, the
+// weights through device memory by one copy that reaches all. Keys, sums over columns and sums over keys go in the same
+// order through the same instructions as in one block a token, of other widths. Every block counts what comes at
+// barriers of its own: barriers of the cluster would wait for all memory.
 #include "backends/cuda/attention_cluster_rows.cuh"
 #include "backends/cuda/attention_cluster_weights.cuh"
 #include "backends/cuda/attention_kernels.h"

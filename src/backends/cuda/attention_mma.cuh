@@ -40,12 +40,15 @@ __device__ __forceinline__ uint64_t piece_descriptor(uint32_t piece) {
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
   "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define DI_PLACES_40 DI_PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define DI_PLACES_128                                                                                 \
+#define DI_PLACES_64                                                                                  \
   DI_PLACES_40                                                                                        \
   ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, " \
-  "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "   \
-  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, "   \
-  "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "     \
+  "%59, %60, %61, %62, %63"
+#define DI_PLACES_128                                                                               \
+  DI_PLACES_64                                                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "                        \
+  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, " \
+  "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "   \
   "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 // shape: the instruction's; a, b, any: places of the operands after the sums; transposed: 1 where sums run over b's
 // rows.
@@ -73,6 +76,10 @@ __device__ __forceinline__ void mma_values(float (&d)[128], uint64_t a, uint64_t
   DI_MMA("m64n256", DI_PLACES_128, "128", "129", "130", "1", a, b, accumulate, DI_SUMS_32(d, 0), DI_SUMS_32(d, 32),
          DI_SUMS_32(d, 64), DI_SUMS_32(d, 96));
 }
+// The same for 128 channels.
+__device__ __forceinline__ void mma_values(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+  DI_MMA("m64n128", DI_PLACES_64, "64", "65", "66", "1", a, b, accumulate, DI_SUMS_32(d, 0), DI_SUMS_32(d, 32));
+}
 // The same for 64 channels.
 __device__ __forceinline__ void mma_values(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
   DI_MMA("m64n64", DI_PLACES_32, "32", "33", "34", "1", a, b, accumulate, DI_SUMS_32(d, 0));
@@ -80,6 +87,7 @@ __device__ __forceinline__ void mma_values(float (&d)[32], uint64_t a, uint64_t 
 
 #undef DI_MMA
 #undef DI_PLACES_128
+#undef DI_PLACES_64
 #undef DI_PLACES_40
 #undef DI_PLACES_32
 #undef DI_SUMS_32

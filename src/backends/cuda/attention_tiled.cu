@@ -4,6 +4,9 @@
 //
 // A thread block takes token after token (attention_pipeline.cuh). All heads are one tile of 64 rows, so nothing but
 // the query's own keys enters its sums.
+//
+// Of few tokens, two thread blocks (kParts) have one together: each has all its scores and the sums of half of the
+// channels. They know nothing of each other.
 #include <algorithm>
 
 #include "backends/cuda/attention_kernels.h"
@@ -16,7 +19,7 @@ namespace {
 
 constexpr int kThreads = 3 * kWarpgroup;
 
-template <RowKind kWindow, RowKind kCompressed>
+template <RowKind kWindow, RowKind kCompressed, int kParts>
 __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constant__ AttentionParams p) {
 #ifdef DI_SM90A
   extern __shared__ std::byte memory[];
@@ -28,10 +31,10 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
   __syncthreads();
   const int role = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);
   if (role < 2) {
-    take_registers<200>();
-    sum_values<kWindow>(p, s, role);
+    take_registers<kParts == 1 ? 200 : 184>();
+    sum_values<kWindow, kParts>(p, s, role);
   } else {
-    give_registers<104>();
+    give_registers<kParts == 1 ? 104 : 136>();
     weigh_keys<kWindow, kCompressed>(p, s);
   }
 #else
@@ -39,17 +42,26 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
 #endif
 }
 
-template <RowKind kWindow, RowKind kCompressed>
-void launch_tiled(Stream& stream, const AttentionParams& p) {
+template <RowKind kWindow, RowKind kCompressed, int kParts>
+void launch_parts(Stream& stream, const AttentionParams& p) {
   constexpr size_t kBytes = sizeof(PipelineShared) + 1024;
   static const bool once = [] {
-    DI_CUDA_CHECK(
-        cudaFuncSetAttribute(tiled_kernel<kWindow, kCompressed>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    DI_CUDA_CHECK(cudaFuncSetAttribute(tiled_kernel<kWindow, kCompressed, kParts>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)once;
-  const int blocks = std::min(p.num_tokens, cuda_stream(stream).num_sms());
-  launch(stream, Start::kEarly, dim3(blocks), kThreads, kBytes, tiled_kernel<kWindow, kCompressed>, p);
+  const int blocks = std::min(p.num_tokens, cuda_stream(stream).num_sms() / kParts);
+  launch(stream, Start::kEarly, dim3(blocks, kParts), kThreads, kBytes, tiled_kernel<kWindow, kCompressed, kParts>, p);
+}
+
+template <RowKind kWindow, RowKind kCompressed>
+void launch_tiled(Stream& stream, const AttentionParams& p) {
+  if (p.num_tokens * 2 <= cuda_stream(stream).num_sms()) {
+    launch_parts<kWindow, kCompressed, 2>(stream, p);
+  } else {
+    launch_parts<kWindow, kCompressed, 1>(stream, p);
+  }
 }
 
 bool starts_at_16(const void* data, int64_t stride_bytes) {
