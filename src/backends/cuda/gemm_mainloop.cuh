@@ -84,11 +84,39 @@ __device__ __forceinline__ void hold_bits(uint32_t (&bits)[8]) {
   }
 }
 
+// Two warpgroups that take turns at the tensor cores. A warp that has sent an instruction with operands in registers
+// waits until those are read: if both sent and both converted at the same time, the tensor cores would have nothing to
+// do half of the time. `taken` says whether there are turns: both of them must come equally often.
+template <bool kExist>
+struct Turns {
+  bool taken;
+  int group;
+  static constexpr int kBarrier = 4;
+
+  __device__ __forceinline__ void begin() const {  // once in a kernel
+    if (kExist && group == 1) pass_on();
+  }
+  __device__ __forceinline__ void wait() const {
+    if (kExist && taken) sync_threads(kBarrier + group, 256);
+  }
+  __device__ __forceinline__ void end() const {
+    if (kExist && taken) pass_on();
+  }
+
+ private:
+  __device__ __forceinline__ void pass_on() const {
+    asm volatile("bar.arrive %0, 256;" ::"r"(kBarrier + 1 - group) : "memory");
+  }
+};
+template <int N, int kGroups>
+using TurnsOf = Turns<N == kFewTokens && kGroups == 2>;
+
 // multiply_tiles for few tokens. All instructions of a stage are one group; while it runs, the next stage's operands
 // are made as far as they can be without touching those that it reads.
 template <WeightFormat kFormat, int N, int kGroups, int kCluster>
 __device__ __forceinline__ void multiply_few(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
-                                             int num_tiles, int group, int thread, int exponent) {
+                                             int num_tiles, const TurnsOf<N, kGroups>& turns, int group, int thread,
+                                             int exponent) {
   constexpr int kTiles = kStageTiles<N>, kBytes = tile_bytes(kFormat);
   const int own = kTiles * kSlabBytes<N> + group * kTiles * kBytes;
   uint32_t a[2 * kTiles][8], bits[2 * kTiles][8], multipliers[2 * kTiles][2];
@@ -113,6 +141,7 @@ __device__ __forceinline__ void multiply_few(float (&d)[N / 2], const Ring<kGrou
     for (int j = 0; j < 2 * kTiles; ++j) {
       if (j < 2 * tiles) share[j / 2].finish(j % 2, bits[j], multipliers[j], a[j]);
     }
+    turns.wait();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
@@ -120,6 +149,7 @@ __device__ __forceinline__ void multiply_few(float (&d)[N / 2], const Ring<kGrou
       Wgmma<N>::mma(d, a[i / 2] + i % 2 * 4, wgmma_descriptor_from(b + i / 4 * (kSlabBytes<N> / 16) + i % 4 * 2), 1);
     }
     wgmma_commit();
+    turns.end();
   };
   wgmma_hold(d);
   const int full_stages = num_tiles / kTiles;
@@ -195,13 +225,15 @@ __device__ __forceinline__ void multiply_many(float (&d)[N / 2], const Ring<kGro
 }
 
 // Adds to d, which holds zeros, the sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup;
-// `thread` is 0 ... 127 within it, `group` says which 64 of the block's rows. `exponent`: TileShare's.
+// `thread` is 0 ... 127 within it, `group` says which 64 of the block's rows. `exponent`: TileShare's. `takes_turns`:
+// both warpgroups of the block call it.
 template <WeightFormat kFormat, int N, int kGroups, int kCluster>
 __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
-                                               int num_tiles, int group, int thread, int exponent) {
+                                               int num_tiles, int group, int thread, int exponent,
+                                               bool takes_turns = false) {
   // Two blocks of two warpgroups have too few registers for the operands of two tiles.
   if constexpr (kGroups == 1 || N == kFewTokens) {
-    multiply_few<kFormat, N>(d, ring, at, num_tiles, group, thread, exponent);
+    multiply_few<kFormat, N>(d, ring, at, num_tiles, {takes_turns, group}, group, thread, exponent);
   } else {
     multiply_many<kFormat, N>(d, ring, at, num_tiles, group, thread, exponent);
   }

@@ -142,16 +142,14 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
 }  // namespace
 
 // With 128 outputs a block, one item for each of 132 multiprocessors, or two of half as many outputs: more parts would
-// cost more in sums that are added up than they bring. No part is shorter than nine tiles' worth of E4M3 columns or so.
+// cost more in sums that are added up than they bring. No part has fewer bytes than nine tiles of E4M3.
 int gemm_parts(const ops::PackedWeight& weight) {
-  // The grouped output projection of the released models: eight of these run in one call, whose items can all begin
-  // while the attention of a few tokens still holds some multiprocessors.
+  // The grouped output projection of the released models: eight of these run in one call.
   if (weight.rows == 1024 && weight.cols == 4096) return 2;
   const int64_t blocks = (weight.rows + 127) / 128;
-  const int64_t bytes = column_tiles(weight) * tile_bytes(weight.format),
-                least = 9 * tile_bytes(WeightFormat::kF8Tile32);
-  const int64_t longest = (bytes + least - 1) / least;
-  return static_cast<int>(std::max<int64_t>(std::min({132 / blocks, int64_t{kMaxParts}, longest}), 1));
+  const int64_t bytes = column_tiles(weight) * tile_bytes(weight.format);
+  const int64_t most = std::min<int64_t>(kMaxParts, bytes / (9 * tile_bytes(WeightFormat::kF8Tile32)));
+  return static_cast<int>(std::max<int64_t>(std::min(132 / blocks, most), 1));
 }
 
 bool gemm_supports(const ops::LinearTask& task) {

@@ -240,6 +240,7 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
                                         unsigned* seen) {
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
   const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
+  TurnsOf<N, kGroups>{true, group}.begin();
   RingPosition at;
   for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
     const Item item = find_item<kSpread, kCluster>(params, index, rank);
@@ -251,7 +252,8 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
     if constexpr (kSpread) {
       const int num_tiles = part_begin(task, item.part + 1) - part_begin(task, item.part);
       if (has_rows) {
-        multiply_tiles<kFormat, N>(d, ring, at, num_tiles, group, thread, task.exponent);
+        const bool all_have_rows = kGroups * (item.block_row + 1) <= task.row_tiles;
+        multiply_tiles<kFormat, N>(d, ring, at, num_tiles, group, thread, task.exponent, all_have_rows);
       } else {
         skip_tiles<N>(ring, at, num_tiles);
       }
