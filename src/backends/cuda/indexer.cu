@@ -3,9 +3,10 @@
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/cuda_stream.h"
+#include "backends/cuda/indexer_few.cuh"
+#include "backends/cuda/indexer_many.cuh"
 #include "backends/cuda/indexer_rows.cuh"
 #include "backends/cuda/indexer_simt.cuh"
-#include "backends/cuda/indexer_wgmma.cuh"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/top_k.cuh"
@@ -31,11 +32,11 @@ __global__ void maxima_kernel(IndexScoreParams p, int64_t size) {
   p.scores.maxima_of(token)[run] = best;
 }
 
-template <ops::RowType kType, IndexMode kMode>
-void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
-  using Shape = IndexShape<kType, kMode>;
-  using Shared = IndexShared<kType, kMode>;
-  constexpr auto kernel = index_scores_wgmma_kernel<kType, kMode>;
+template <ops::RowType kType>
+void launch_many(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
+  using Shape = ManyShape<kType>;
+  using Shared = ManyShared<kType>;
+  constexpr auto kernel = index_scores_many_kernel<kType>;
   static const bool ready = [] {
     DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     return true;
@@ -54,12 +55,36 @@ void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_cou
   launch(stream, Start::kEarly, grid, Shape::kThreads, sizeof(Shared), kernel, p, static_cast<int>(each));
 }
 
+// By few tokens at a time.
+template <ops::RowType kType, bool kRestricted>
+void launch_few(CudaStream& stream, IndexScoreParams p, int64_t max_count) {
+  using Shape = FewShape<kType, kRestricted>;
+  constexpr auto kernel = index_scores_few_kernel<kType, kRestricted>;
+  constexpr int kBytes = FewLayout<kType, kRestricted>::kBytes;
+  static const bool ready = [] {
+    DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    return true;
+  }();
+  static_cast<void>(ready);
+  constexpr int64_t kMost = std::min(kShareTokens, Shape::kThreads);
+  const IndexScores all = p.scores;
+  for (int64_t first = 0; first < all.rows; first += kMost) {
+    p.scores.first = all.first + first;
+    p.scores.rows = std::min(kMost, all.rows - first);
+    p.scores.values = all.values + first * all.stride;
+    p.scores.maxima = all.maxima + first * all.maxima_stride;
+    const int64_t units = p.scores.rows * divide_up(max_count, Shape::kKeys);
+    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(stream.num_sms(), units)));
+    launch(stream, Start::kEarly, grid, Shape::kThreads, kBytes, kernel, p);
+  }
+}
+
 template <ops::RowType kType>
 void launch_wgmma(CudaStream& stream, const IndexScoreParams& p, int64_t max_count) {
   constexpr int64_t kManyTokens = 512;
-  if (p.choice.candidates != nullptr) return launch_wgmma<kType, IndexMode::kCandidates>(stream, p, max_count);
-  if (p.scores.rows > kManyTokens) return launch_wgmma<kType, IndexMode::kMany>(stream, p, max_count);
-  launch_wgmma<kType, IndexMode::kFew>(stream, p, max_count);
+  if (p.choice.candidates != nullptr) return launch_few<kType, true>(stream, p, max_count);
+  if (p.scores.rows > kManyTokens) return launch_many<kType>(stream, p, max_count);
+  launch_few<kType, false>(stream, p, max_count);
 }
 
 // Whether the tensor cores compute these scores: released shapes, BF16 queries, keys that become BF16 exactly. Blocks

@@ -110,6 +110,21 @@ struct KeyFormat<ops::RowType::kE4m3Group32> {
   static __device__ __forceinline__ int scale(const std::byte* row, int c) { return static_cast<int>(row[128 + c]); }
 };
 
+// What a first factor of at most 2^kLargest leaves to do, since larger ones are beyond BF16.
+template <int kLargest>
+__device__ __forceinline__ void scale_further(const int (&scales)[2], uint32_t (&a)[32]) {
+  if (max(scales[0], scales[1]) <= kLargest) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t rest = power_bf16x2(max(scales[half], kLargest) - kLargest);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      uint32_t& pair = a[i / 2 * 4 + i % 2 * 2 + half];
+      pair = multiply_bf16x2(pair, rest);
+    }
+  }
+}
+
 // The thread's two keys as operands of the 8 instructions that make a dot product: a[4 * s ...] of columns 16s and on.
 template <ops::RowType kType>
 __device__ __forceinline__ void load_keys(const std::byte* tile, uint32_t (&a)[32]) {
@@ -123,20 +138,61 @@ __device__ __forceinline__ void load_keys(const std::byte* tile, uint32_t (&a)[3
     rows[half] = tile + (first_key(thread) + half * 4) * Format::kSharedBytes;
     scales[half] = Format::scale(rows[half], c);
     uint32_t pairs[16];
-    Format::load(rows[half], c, scales[half], pairs);
+    Format::load(rows[half], c, min(scales[half], kLargest), pairs);
 #pragma unroll
     for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = pairs[i];
   }
-  if (max(scales[0], scales[1]) <= kLargest) return;
-    // Factors beyond BF16, in two steps.
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t pairs[16];
-    Format::load(rows[half], c, min(scales[half], kLargest), pairs);
-    const uint32_t rest = power_bf16x2(max(scales[half], kLargest) - kLargest);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) a[i / 2 * 4 + i % 2 * 2 + half] = multiply_bf16x2(pairs[i], rest);
-  }
+  scale_further<kLargest>(scales, a);
 }
+
+// The two keys of a thread before they are converted, see load_keys.
+template <ops::RowType kType>
+struct StoredKeys {
+  const std::byte* tile;
+  __device__ __forceinline__ void load(const std::byte* from) { tile = from; }
+  __device__ __forceinline__ void convert(uint32_t /*table*/, uint32_t (&a)[32]) const { load_keys<kType>(tile, a); }
+};
+
+// In registers, so that they come while something else goes on, and converted by a table of pairs of codes in shared
+// memory, at an address that is a multiple of 64 KiB: pair i in each of the words 64 * i .. 64 * i + 31, one for each
+// lane, whose own bank it is. A lookup takes two instructions where making a pair takes three or four; what it costs is
+// time of shared memory. Columns are others than load_keys's, but of the same instruction: channel 32c + 8j + n is
+// column 16 * (2j + n / 2 % 2) + 8 * (n / 4) + 2c + n % 2.
+template <>
+struct StoredKeys<ops::RowType::kE2m1Group32> {
+  using Format = KeyFormat<ops::RowType::kE2m1Group32>;
+  uint32_t words[2][4];
+  int scales[2];
+
+  // An entry of the table: what KeyFormat::load has before it scales, the first code in the lower half.
+  static __device__ __forceinline__ uint32_t pair(uint32_t codes) {
+    return (codes & 0x7) << 6 | (codes & 0x8) << 12 | (codes & 0x70) << 18 | (codes & 0x80) << 24;
+  }
+  __device__ __forceinline__ void load(const std::byte* tile) {
+    const int thread = threadIdx.x % 128, c = thread % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* row = tile + (first_key(thread) + half * 4) * Format::kSharedBytes;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[half][j] = reinterpret_cast<const uint32_t*>(row)[4 * c + j];
+      scales[half] = Format::scale(row, c);
+    }
+  }
+  __device__ __forceinline__ void convert(uint32_t table, uint32_t (&a)[32]) const {
+    const uint32_t own = table + threadIdx.x % 32 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t factor = power_bf16x2(min(scales[half], Format::kLargestScale) - 1);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int byte = i % 2 * 2 + i / 2 % 2;
+        uint32_t entry;
+        asm("ld.shared.u32 %0, [%1];" : "=r"(entry) : "r"(__byte_perm(words[half][i / 4], own, 0x7604 | byte << 4)));
+        a[i / 2 * 4 + i % 2 * 2 + half] = multiply_bf16x2(entry, factor);
+      }
+    }
+    scale_further<Format::kLargestScale>(scales, a);
+  }
+};
 
 }  // namespace deepinfer::cuda

@@ -43,7 +43,8 @@ struct IndexChoice {
   }
   __device__ int64_t row(int64_t token, int64_t i) const {
     if (candidates == nullptr) return i;
-    return int64_t{candidates[token * candidate_stride + i / candidate_block]} * candidate_block + i % candidate_block;
+    const auto at = static_cast<uint32_t>(i), size = static_cast<uint32_t>(candidate_block);
+    return int64_t{candidates[token * candidate_stride + at / size]} * size + at % size;
   }
 };
 
@@ -77,6 +78,19 @@ struct IndexScoreParams {
     return rows <= unscored ? 0 : rows;
   }
 };
+
+// Where the keys with a token's scores place * kKeysPerPlace and on lie, which are neighbours there: a whole
+// candidate block, if there are candidates. Beyond the last of `count` scores: where that lies.
+template <int kRowBytes, int kKeysPerPlace>
+__device__ __forceinline__ const std::byte* find_place(const IndexScoreParams& p, int64_t token,
+                                                       std::byte* const* table, int count, int place) {
+  const int here = min(place, (count - 1) / kKeysPerPlace);
+  const int32_t* candidates = p.choice.candidates;
+  const int64_t block = candidates == nullptr ? here : candidates[token * p.choice.candidate_stride + here];
+  const int64_t row = block * kKeysPerPlace;
+  return table[row >> p.keys.block_shift] + p.keys.offset +
+         (row & ((int64_t{1} << p.keys.block_shift) - 1)) * kRowBytes;
+}
 
 __device__ inline uint32_t ordered_score(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);

@@ -1,13 +1,14 @@
 // Exact selection of the largest of many values: which positions, ascending, the lower position winning a tie.
 //
-// Two kernels, both exact, so the choice between them changes no result. By default a block of threads takes a row
-// (top_k_row.cuh): values come with maxima over runs of kMaximaRows of them (or are their own maxima); the k-th largest
-// of the maxima of a partition into parts is a bound that at least k values reach and few more do; these are gathered
-// in order, and the exact threshold is searched among them. If ties make more of them than fit, a radix select over the
-// whole row finds the threshold instead. Where there are few rows, or long ones without maxima, a cluster of blocks
-// takes one (top_k_cluster.cu), each a part of it that stays in registers; they agree on a bin by histograms and rank
-// what is in it. Counts alone are added atomically, positions come from ordered scans. Floor: one read of the values,
-// or of the maxima and of the values in the runs that hold a selected one.
+// Several kernels, all exact, so the choice between them changes no result. By default a block of threads takes a row:
+// values come with maxima over runs of kMaximaRows of them (or are their own maxima); the k-th largest of the maxima of
+// a partition into parts is a bound that at least k values reach and few more do. If the maxima fit its registers, they
+// are read once (top_k_kept.cuh), else twice (top_k_row.cuh); of many long rows without maxima the block makes them
+// (top_k_long.cuh). If ties make more values reach the bound than can be held, a radix select over the whole row finds
+// the threshold instead. Where there are few rows, or long ones without maxima, a cluster of blocks takes one
+// (top_k_cluster.cu), each a part of it that stays in registers; they agree on a bin by histograms and rank what is in
+// it. Counts alone are added atomically, positions come from ordered scans. Floor: one read of the values, or of the
+// maxima and of the values in the runs that hold a selected one.
 #pragma once
 
 #include "backends/cuda/indexer_rows.cuh"

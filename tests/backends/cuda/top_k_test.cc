@@ -130,5 +130,11 @@ TEST_F(TopK, KeepsTheBestBlocksAndTheNewest) {
   }
 }
 
+// Each case once: small enough to run under tools that watch every access.
+TEST_F(TopK, SharesARowAmongSeveralBlocks) {
+  max_blocks_ = 20;
+  for (const int64_t count : {9001, 17001, 33001}) check(random_values(count), std::to_string(count) + " rows");
+}
+
 }  // namespace
 }  // namespace deepinfer::cuda_test
