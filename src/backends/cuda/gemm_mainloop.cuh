@@ -85,8 +85,8 @@ __device__ __forceinline__ void hold_bits(uint32_t (&bits)[8]) {
 }
 
 // Two warpgroups that take turns at the tensor cores. A warp that has sent an instruction with operands in registers
-// waits until those are read: if both sent and both converted at the same time, the tensor cores would have nothing to
-// do half of the time. `taken` says whether there are turns: both of them must come equally often.
+// waits until those are read, so two that send and convert at the same time hold each other up: a layer's matrices took
+// 66.5 us for 64 tokens instead of 63.9 (H200). `taken` says whether there are turns: both must come equally often.
 template <bool kExist>
 struct Turns {
   bool taken;
