@@ -50,7 +50,7 @@ ExpertsVariant choose_variant(int num_tokens, int top_k, const PreparedExperts& 
   const int64_t rows = int64_t{num_tokens} * top_k, experts = bank.num_experts;
   if (rows <= 20 && num_tokens <= 8) return {kDirectTileRows, kDirectTileRows, ExpertsKernel::kDirect, true};
   const WeightFormat routed = bank.routed_format, shared = bank.shared_format;
-  if (2 * rows <= 9 * experts) {
+  if (rows <= 6 * experts) {
     if (num_tokens <= 8) return {8, 8, ExpertsKernel::kFew8, true};
     return {width<Few8>(routed), width<Few8>(shared), ExpertsKernel::kFew8};
   }
