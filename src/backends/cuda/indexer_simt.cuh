@@ -1,7 +1,7 @@
 // Index scores on CUDA cores: any number of heads, any width, every type of row. A warp takes a key, a lane every 32nd
 // head: the dot product runs along the key in order, a lane adds its heads in order, and one tree adds the lanes.
-// Floor: 2 * heads * width flops a token and row at the rate of FP32; not for the released shapes, whose own kernel is
-// in indexer_wgmma.cuh.
+// Floor: 2 * heads * width flops a token and row at the rate of FP32; not for the released shapes, whose own kernels
+// are in indexer_few.cuh and indexer_many.cuh.
 #pragma once
 
 #include "backends/cuda/indexer_rows.cuh"
