@@ -2,10 +2,10 @@
 //
 // Floor: max(bytes of the packed weights / memory bandwidth, 2 rows cols tokens / BF16 rate).
 //
-// The sum over a matrix's columns is cut into gemm_parts parts; each is summed from zero in ascending
-// order, and the parts are added in the order of their index. With few tokens the parts of a block of outputs are items
-// of different blocks, which leave their sums in scratch memory and add them up there. With many tokens one block runs
-// the parts one after the other. Both give the same bits.
+// The sum over a matrix's columns is cut into gemm_parts parts; each is summed from zero in ascending order, and the
+// parts are added in the order of their index. Where there is little to do, the parts of a block of outputs are items
+// of different blocks, which exchange their sums through scratch memory. Where there is much, one block runs the parts
+// one after the other. Both give the same bits.
 #include "backends/cuda/linear_gemm.cuh"
 
 #include <algorithm>
@@ -84,8 +84,9 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
       plan.num_partials += int64_t{blocks} * g.num_parts;
     }
     g.stores_boxes = g.out.is_bf16 && g.out.round && !g.out.quantise && g.out.vectors;
-    if (g.stores_boxes && variant.block_tokens >= kBoxTokens) {
-      plan.params.outputs[i] = token_map(task.out.data, task.out.rows, task.out.cols, task.out.stride, kBoxTokens);
+    if (g.stores_boxes && variant.block_tokens >= kManyTokens) {
+      plan.params.outputs[i] =
+          token_map(task.out.data, task.out.rows, task.out.cols, task.out.stride, box_tokens(variant.spread));
     }
     plan.params.tokens[i] =
         token_map(task.in.data, task.in.rows, task.in.cols, task.in.stride, variant.block_tokens / variant.cluster);
@@ -114,11 +115,6 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
   params.num_stages =
       std::min((variant.shared_limit - variant.fixed_shared_bytes) / variant.stage_bytes, kMaxGemmStages);
   params.counters = counters_of(stream.handle(), plan.num_counters);
-  params.partials = nullptr;
-  if (plan.num_partials > 0) {
-    params.partials =
-        static_cast<float4*>(stream.scratch(plan.num_partials * variant.block_tokens * variant.groups * kTileRows * 4));
-  }
   const int shared = params.num_stages * params.ring_bytes + variant.fixed_shared_bytes;
   DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   cudaLaunchAttribute attributes[2] = {};
@@ -136,6 +132,12 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
   const int clusters = std::min(params.num_items, resident_clusters(variant, config));
   config.gridDim.x = static_cast<unsigned>(clusters * variant.cluster);
   config.numAttrs = 2;
+  const int64_t sums = variant.spread ? plan.num_partials : config.gridDim.x;
+  params.partials = nullptr;
+  if (sums > 0) {
+    params.partials =
+        static_cast<float4*>(stream.scratch(sums * variant.block_tokens * variant.groups * kTileRows * 4));
+  }
   DI_CUDA_CHECK(cudaLaunchKernelEx(&config, variant.kernel, params));
 }
 
@@ -159,22 +161,40 @@ bool gemm_supports(const ops::LinearTask& task) {
 
 namespace {
 
-GemmShape choose_shape(std::span<const ops::LinearTask> tasks, int num_sms) {
-  int64_t tokens = 0, narrow_items = 0, spread_items = 0, whole_items = 0;
+// How long a launch for many tokens takes, in quarters of a microsecond: about half of a column tile of 128 tokens. One
+// of 256 takes half as long again. Blocks take items until none is left; parts cost a little where one block adds them
+// up, and more where blocks exchange them.
+int64_t cost(const GemmVariant& variant, std::span<const ops::LinearTask> tasks, int num_sms) {
+  constexpr int64_t kAddition = 3, kExchange = 12;  // of 128 tokens
+  const int64_t sets = variant.block_tokens / 128, block_tiles = variant.groups * variant.cluster;
+  int64_t items = 0, longest = 0;
+  for (const ops::LinearTask& task : tasks) {
+    const int64_t parts = gemm_parts(*task.weight), item_parts = variant.spread ? parts : 1;
+    const int64_t blocks = (row_tiles(*task.weight) + block_tiles - 1) / block_tiles * variant.cluster *
+                           ((task.in.rows + variant.block_tokens - 1) / variant.block_tokens);
+    const int64_t tiles = (column_tiles(*task.weight) + item_parts - 1) / item_parts;
+    const int64_t sums = !variant.spread ? (parts - 1) * kAddition : parts > 1 ? kExchange : 0;
+    items += blocks * item_parts;
+    longest = std::max(longest, tiles * (1 + sets) + sums * sets);
+  }
+  return (items + num_sms - 1) / num_sms * longest;
+}
+
+GemmShape choose_shape(const GemmVariants& variants, std::span<const ops::LinearTask> tasks, int num_sms) {
+  int64_t tokens = 0, narrow_items = 0;
   for (const ops::LinearTask& task : tasks) {
     tokens = std::max(tokens, task.in.rows);
-    const int64_t blocks = (task.weight->rows + 127) / 128 * ((task.in.rows + 127) / 128);
-    whole_items += blocks;
-    spread_items += blocks * gemm_parts(*task.weight);
     narrow_items += row_tiles(*task.weight) * gemm_parts(*task.weight);
   }
   const bool narrow = narrow_items <= 2 * num_sms;
   if (tokens <= 8) return narrow ? k8Narrow : k8;
   if (tokens <= 16) return narrow ? k16Narrow : k16;
   if (tokens <= 64) return k64;
-  if (spread_items == whole_items && tokens > 128) return k256;
-  // Sums that are left in memory and read again cost more than some idle multiprocessors.
-  return 2 * whole_items < num_sms ? k128 : k128Whole;
+  GemmShape best = k256Whole;
+  for (const GemmShape shape : {k256, k128Whole, k128}) {
+    if (cost(variants[shape], tasks, num_sms) < cost(variants[best], tasks, num_sms)) best = shape;
+  }
+  return best;
 }
 
 }  // namespace
@@ -195,7 +215,8 @@ void run_gemm(CudaStream& stream, std::span<const ops::LinearTask> tasks) {
     const GemmVariants& variants = format == WeightFormat::kF8Tile32 ? gemm_variants_f8()
                                    : format == WeightFormat::kMxfp4  ? gemm_variants_fp4()
                                                                      : gemm_variants_bf16();
-    launch_variant(variants[choose_shape({same.data(), count}, stream.num_sms())], stream, {same.data(), count});
+    const std::span<const ops::LinearTask> group(same.data(), count);
+    launch_variant(variants[choose_shape(variants, group, stream.num_sms())], stream, group);
   }
 }
 

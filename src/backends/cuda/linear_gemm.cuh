@@ -38,7 +38,7 @@ struct GemmParams {
   int num_items;
   int num_stages;
   int ring_bytes;      // of a stage
-  float4* partials;    // [item][N / 8][consumers]
+  float4* partials;    // [item][N / 8][consumers], or a block's totals
   unsigned* counters;  // zero between launches
   int first_items[kMaxGemmTasks];
   GemmTask tasks[kMaxGemmTasks];
@@ -59,16 +59,22 @@ struct GemmVariant {
   int fixed_shared_bytes;  // besides the stages
 };
 // Narrow: two blocks of 64 outputs a multiprocessor, where that leaves none without work, and not two of 128.
-enum GemmShape { k8Narrow, k8, k16Narrow, k16, k64, k128, k128Whole, k256, kNumGemmShapes };
+enum GemmShape { k8Narrow, k8, k16Narrow, k16, k64, k128, k128Whole, k256, k256Whole, kNumGemmShapes };
 using GemmVariants = std::array<GemmVariant, kNumGemmShapes>;
 const GemmVariants& gemm_variants_f8();
 const GemmVariants& gemm_variants_fp4();
 const GemmVariants& gemm_variants_bf16();
 inline constexpr int kMaxGemmStages = 24;
-inline constexpr int kBoxTokens = 128;  // of a box of outputs
-// Floats of a warpgroup's staging: the sums of write_outputs, or a box.
-template <int N>
-inline constexpr int kWarpgroupStaging = N >= kBoxTokens ? kBoxTokens * 32 : kStagingFloats<N>;
+inline constexpr int kManyTokens = 128;  // of a block that stores outputs in boxes
+// Tokens of a box: all that have the same block's sums, or what blocks that exchange sums share out.
+__host__ __device__ constexpr int box_tokens(bool spread) { return spread ? 32 : 128; }
+__host__ __device__ constexpr int box_floats(int tokens) { return tokens * 32; }  // BF16, 64 outputs
+// Floats of a warpgroup's staging: what write_outputs needs or, for many tokens, a box of 128; more where four stages
+// leave room for some of a total.
+template <WeightFormat kFormat, int N>
+inline constexpr int kWarpgroupStaging = N < kManyTokens                                      ? kStagingFloats<N>
+                                         : N == kManyTokens || kFormat == WeightFormat::kBf16 ? box_floats(128)
+                                                                                              : box_floats(224);
 
 // The number of parts that the sums of a matrix are made of: its own constant, whatever runs beside it.
 int gemm_parts(const ops::PackedWeight& weight);

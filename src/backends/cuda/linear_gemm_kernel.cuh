@@ -2,20 +2,13 @@
 #pragma once
 
 #include "backends/cuda/gemm_mainloop.cuh"
+#include "backends/cuda/gemm_many_tokens.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/linear_gemm.cuh"
 
 namespace deepinfer::cuda {
 
 constexpr int kRowGroup = 8;  // blocks of outputs that share a wave, so that their weights and tokens stay in the L2
-
-struct Item {
-  int task;
-  int block_row;
-  int token_block;
-  int part;   // of an item that is one part
-  int block;  // number within the task, parts aside
-};
 
 // Item `index` as block `rank` of a cluster sees it. Its block of rows may lie beyond the matrix.
 template <bool kSpread, int kCluster>
@@ -38,37 +31,6 @@ __device__ __forceinline__ Item find_item(const GemmParams& params, int index, i
 
 __device__ __forceinline__ int part_begin(const GemmTask& task, int part) {
   return part * task.num_k_tiles / task.num_parts;
-}
-
-// One warpgroup's 64 outputs from `first_output` on, rounded to BF16, of N tokens: stored by the copy engine, which
-// reads the staging while the next item is on its way. `staging`: kBoxTokens rows of 128 bytes, at a multiple of 1024.
-template <int N>
-__device__ __forceinline__ void write_boxes(const OutputFormat& out, const CUtensorMap* map, const float (&d)[N / 2],
-                                            int first_token, int first_output, float* staging, int barrier,
-                                            int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  const int to_token = lane % 8 + lane / 16 * 8, to_unit = 2 * warp + lane / 8 % 2;  // as in write_rounded
-  const uint32_t base = shared_address(staging);
-#pragma unroll
-  for (int box = 0; box < N / kBoxTokens; ++box) {
-    if (first_token + box * kBoxTokens >= out.num_tokens) break;
-    if (thread == 0) wait_for_reads_of_stores();
-    sync_threads(barrier, 128);
-#pragma unroll
-    for (int j = 0; j < kBoxTokens / 16; ++j) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = box * kBoxTokens / 2 + 8 * j + 2 * i;
-        pairs[i] = pack_bf16(d[at] * out.scale, d[at + 1] * out.scale);
-      }
-      const int token = 16 * j + to_token;
-      store_transposed(base + token * 128 + ((to_unit ^ (token % 8)) << 4), pairs);
-    }
-    fence_async_proxy();
-    sync_threads(barrier, 128);
-    if (thread == 0) store_box(map, first_output, first_token + box * kBoxTokens, base);
-  }
 }
 
 // Calls body(task, item, first column tile, number of tiles, stage's position) for all stages of all of this block's
@@ -125,20 +87,6 @@ __device__ __forceinline__ void produce_tokens(const GemmParams& params, const R
         copy_tokens<N>(ring, &params.tokens[item.task], item.token_block * N, at.stage, tile, count,
                        task.token_blocks == 1 ? always : normal);
       });
-}
-
-// Counts to `limit` and starts again from zero. Returns the count before, and orders memory like count_arrival.
-__device__ __forceinline__ unsigned count_in_circle(unsigned* counter, unsigned limit) {
-  unsigned before;
-  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(limit - 1)
-               : "memory");
-  return before;
-}
-// The same by one who does not wait for the answer: this block's writes come before, nothing else is ordered.
-__device__ __forceinline__ void count_in_circle_unseen(unsigned* counter, unsigned limit) {
-  asm volatile("red.inc.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(limit - 1) : "memory");
 }
 
 // Where the sums of a block's parts lie: [part][N / 8 sets of eight tokens][consumers], as the threads hold them.
@@ -229,8 +177,7 @@ __device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmP
     for (int i = 0; i < kTurn; ++i) {
       const int set = first_set + i * step;
       if (set >= sums.num_sets) break;
-      write_outputs<8>(task.out, sum[i], first_token + 8 * set, row_tile * kTileRows,
-                       staging + group * kWarpgroupStaging<N>, 2 + group, thread);
+      write_outputs<8>(task.out, sum[i], first_token + 8 * set, row_tile * kTileRows, staging, 2 + group, thread);
     }
   }
 }
@@ -238,14 +185,18 @@ __device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmP
 template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kCluster>
 __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGroups, kCluster>& ring, float* staging,
                                         unsigned* seen) {
+  constexpr int kStaging = kWarpgroupStaging<kFormat, N>;
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
   const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
   TurnsOf<N, kGroups>{true, group}.begin();
+  staging += group * kStaging;
+  RunningTotal<N, kStaging> total(params.partials, staging);
   RingPosition at;
   for (int index = blockIdx.x / kCluster; index < params.num_items; index += gridDim.x / kCluster) {
     const Item item = find_item<kSpread, kCluster>(params, index, rank);
     const GemmTask& task = params.tasks[item.task];
-    const bool has_rows = kGroups * item.block_row + group < task.row_tiles;
+    const int row_tile = kGroups * item.block_row + group;
+    const bool has_rows = row_tile < task.row_tiles;
     float d[N / 2];
 #pragma unroll
     for (float& x : d) x = 0;
@@ -259,37 +210,40 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
       }
       if (kGroups * item.block_row >= task.row_tiles) continue;
       if (task.num_parts > 1) {
-        finish_part<N, kGroups>(d, params, task, item, staging, seen);
+        if constexpr (N >= kManyTokens) {
+          finish_share<N, kStaging>(d, params, task, item, staging);
+        } else {
+          finish_part<N, kGroups>(d, params, task, item, staging, seen);
+        }
         continue;
       }
     } else {
       for (int part = 0; part < task.num_parts; ++part) {
-        float part_sum[N / 2];
-#pragma unroll
-        for (float& x : part_sum) x = 0;
         const int num_tiles = part_begin(task, part + 1) - part_begin(task, part);
-        if (has_rows) {
-          multiply_tiles<kFormat, N>(part_sum, ring, at, num_tiles, group, thread, task.exponent);
-        } else {
+        if (!has_rows) {
           skip_tiles<N>(ring, at, num_tiles);
+          continue;
         }
+        multiply_tiles<kFormat, N>(d, ring, at, num_tiles, group, thread, task.exponent);
+        if (part > 0) total.add_to(d);
+        if (part + 1 == task.num_parts) continue;
+        if (part == 0) total.begin(2 + group);
+        total.keep(d);
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) d[i] = part == 0 ? part_sum[i] : d[i] + part_sum[i];
+        for (float& x : d) x = 0;
       }
     }
-    if constexpr (N >= kBoxTokens) {
-      if (has_rows && task.stores_boxes) {
-        write_boxes<N>(task.out, &params.outputs[item.task], d, item.token_block * N,
-                       (kGroups * item.block_row + group) * kTileRows, staging + group * kWarpgroupStaging<N>,
-                       2 + group, thread);
+    if (!has_rows) continue;
+    const int first_token = item.token_block * N, first_output = row_tile * kTileRows;
+    if constexpr (N >= kManyTokens) {
+      if (task.stores_boxes) {
+        write_boxes<N, box_tokens(kSpread), kStaging>(task.out, &params.outputs[item.task], d, first_token,
+                                                      first_output, staging, 2 + group, thread);
         continue;
       }
+      if (thread == 0) wait_for_reads_of_stores();
     }
-    if (has_rows) {
-      if (N >= kBoxTokens && thread == 0) wait_for_reads_of_stores();
-      write_outputs<N>(task.out, d, item.token_block * N, (kGroups * item.block_row + group) * kTileRows,
-                       staging + group * kWarpgroupStaging<N>, 2 + group, thread);
-    }
+    write_outputs<N>(task.out, d, first_token, first_output, staging, 2 + group, thread);
   }
 }
 
@@ -308,7 +262,7 @@ __global__ void __launch_bounds__(gemm_threads(N, kGroups, kBlocks), kBlocks)
   constexpr bool kMoves = moves_registers(N, kBlocks);
   extern __shared__ __align__(1024) std::byte shared[];
   float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
-  std::byte* barriers = reinterpret_cast<std::byte*>(staging + kGroups * kWarpgroupStaging<N>);
+  std::byte* barriers = reinterpret_cast<std::byte*>(staging + kGroups * kWarpgroupStaging<kFormat, N>);
   auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxGemmStages);
   const Ring<kGroups, kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
                                      params.num_stages, params.ring_bytes};
@@ -327,7 +281,7 @@ __global__ void __launch_bounds__(gemm_threads(N, kGroups, kBlocks), kBlocks)
   } else {
     if constexpr (kMoves) take_registers<232>();
     consume<kFormat, N, kSpread, kGroups, kCluster>(params, ring, staging, seen);
-    if (N >= kBoxTokens && threadIdx.x % 128 == 0) wait_for_stores();
+    if (N >= kManyTokens && threadIdx.x % 128 == 0) wait_for_stores();
   }
   // No block leaves while another may still write to it.
   if constexpr (kCluster > 1) {
@@ -349,7 +303,7 @@ constexpr GemmVariant gemm_variant() {
           stage_bytes<N, kGroups>(tile_bytes(kFormat)),
           gemm_threads(N, kGroups, kBlocks),
           (228 / kBlocks - 1) * 1024,  // a block takes a KB besides
-          kGroups * kWarpgroupStaging<N> * 4 + 16 * kMaxGemmStages + 16};
+          kGroups * kWarpgroupStaging<kFormat, N> * 4 + 16 * kMaxGemmStages + 16};
 }
 
 // In the order of GemmShape.
@@ -359,6 +313,7 @@ constexpr GemmVariants kGemmVariants = {
     gemm_variant<kFormat, 16, true, 1, 2, 1>(),   gemm_variant<kFormat, 16, true, 2, 2, 1>(),
     gemm_variant<kFormat, 64, true, 2, 1, 1>(),   gemm_variant<kFormat, 128, true, 2, 1, 2>(),
     gemm_variant<kFormat, 128, false, 2, 1, 2>(), gemm_variant<kFormat, 256, true, 2, 1, 2>(),
+    gemm_variant<kFormat, 256, false, 2, 1, 2>(),
 };
 
 }  // namespace deepinfer::cuda

@@ -188,7 +188,8 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
   constexpr Shape kShapes[] = {{WeightFormat::kF8Tile32, 1280, 5120}, {WeightFormat::kF8Tile32, 5120, 2304},
                                {WeightFormat::kF8Tile32, 1024, 4096}, {WeightFormat::kF8Tile32, 17024, 640},
                                {WeightFormat::kMxfp4, 576, 2304},     {WeightFormat::kMxfp4, 17024, 160},
-                               {WeightFormat::kBf16, 384, 5120},      {WeightFormat::kBf16, 16, 96}};
+                               {WeightFormat::kF8Tile32, 5120, 8192}, {WeightFormat::kBf16, 384, 5120},
+                               {WeightFormat::kBf16, 16, 96}};
   constexpr int64_t kTokens = 5000;
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(shape.format, shape.rows, shape.cols);
@@ -203,18 +204,22 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
       return out.values();
     };
     const Floats all = outputs(0, kTokens);
+    const auto expect_same = [&](int64_t begin, int64_t n) {
+      const Floats part = outputs(begin, begin + n);
+      const Floats want(all.begin() + begin * shape.rows, all.begin() + (begin + n) * shape.rows);
+      expect_same_bits(part, want,
+                       std::string(name_of(shape.format)) + " " + std::to_string(shape.rows) + "x" +
+                           std::to_string(shape.cols) + ", tokens " + std::to_string(begin) + " to " +
+                           std::to_string(begin + n),
+                       shape.rows);
+    };
     for (int64_t n : {1, 2, 3, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 255, 256, 257, 300, 511, 1000}) {
       for (int64_t begin : {int64_t{0}, int64_t{1}, int64_t{13}, kTokens - n}) {
-        const Floats part = outputs(begin, begin + n);
-        const Floats want(all.begin() + begin * shape.rows, all.begin() + (begin + n) * shape.rows);
-        expect_same_bits(part, want,
-                         std::string(name_of(shape.format)) + " " + std::to_string(shape.rows) + "x" +
-                             std::to_string(shape.cols) + ", tokens " + std::to_string(begin) + " to " +
-                             std::to_string(begin + n),
-                         shape.rows);
+        expect_same(begin, n);
         if (HasFailure()) return;
       }
     }
+    expect_same(kTokens - 4096, 4096);
   }
 }
 
@@ -354,7 +359,8 @@ TEST_F(LinearTest, RoundedOutputsOfManyTokensAreTheRoundedSums) {
   struct Shape {
     int64_t rows, cols, tokens;
   };
-  constexpr Shape kShapes[] = {{336, 1248, 300}, {1280, 5120, 1000}, {5120, 512, 513}, {48, 64, 129}};
+  constexpr Shape kShapes[] = {{336, 1248, 300}, {1280, 5120, 300}, {1280, 5120, 1000},
+                               {5120, 512, 513}, {5120, 8192, 600}, {48, 64, 129}};
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(WeightFormat::kF8Tile32, shape.rows, shape.cols);
     const PackedWeight weight = pack(m);
