@@ -295,15 +295,15 @@ TEST_F(ExpertsTest, ATokenHasTheSameBitsAloneAndInAnyBatch) {
   }
 }
 
-// So wide that every kernel fills its stages more than once: each item of the first product takes 24 column tiles. The
-// numbers of tokens are one for every kernel.
+// So wide that every kernel fills its stages more than once: items of the two products take 24 and 13 column tiles.
+// The numbers of tokens are one for every kernel.
 TEST_F(ExpertsTest, StagesThatAreFilledAgainGiveEveryNumberOfTokensTheSameBits) {
-  make_bank(8, 1536, 128);
+  make_bank(8, 1536, 832);
   const Routing r = routing(150, 2);
   const Floats x = random_values(150 * 1536, 1, ElementType::kBf16);
   const Floats all = run(x, r, ElementType::kBf16, true);
   EXPECT_LE(error_of(run(x, r, ElementType::kBf16, false), x, r, 149, true, 4), kRounded);
-  for (int64_t tokens : {3, 15, 40}) {
+  for (int64_t tokens : {1, 3, 15, 40}) {
     const Floats piece(x.begin(), x.begin() + tokens * 1536);
     expect_same_bits(run(piece, part(r, 0, tokens), ElementType::kBf16, true),
                      Floats(all.begin(), all.begin() + tokens * 1536), std::to_string(tokens) + " tokens", 1536);

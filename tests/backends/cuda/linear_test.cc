@@ -223,6 +223,25 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
   }
 }
 
+// So wide that a part of a sum fills the ring more than once in every kernel, with 16 parts a sum: small enough for
+// racecheck to follow.
+TEST_F(LinearTest, StagesThatAreFilledAgainGiveEveryNumberOfTokensTheSameBits) {
+  constexpr int64_t kRows = 112, kCols = 40'960, kTokens = 300;
+  for (WeightFormat format : {WeightFormat::kF8Tile32, WeightFormat::kMxfp4, WeightFormat::kBf16}) {
+    const Matrix m = matrix(format, kRows, kCols);
+    const PackedWeight weight = pack(m);
+    const Floats x = random_values(kTokens * kCols, 1, ElementType::kBf16);
+    const Floats all = product(weight, x, kTokens, ElementType::kF32);
+    for (int64_t tokens : {1, 9, 40, 130}) {
+      const Floats part(x.begin(), x.begin() + tokens * kCols);
+      const Floats got = product(weight, part, tokens, ElementType::kF32);
+      if (tokens == 1) expect_product(m, part, got, tokens, false, name_of(format));
+      expect_same_bits(got, Floats(all.begin(), all.begin() + tokens * kRows),
+                       std::string(name_of(format)) + ", tokens " + std::to_string(tokens), kRows);
+    }
+  }
+}
+
 TEST_F(LinearTest, ScalesOfTheWholeRangeAreRight) {
   constexpr int kRanges[][2] = {{0, 3}, {1, 20}, {100, 150}, {126, 134}, {150, 250}, {240, 254}, {0, 254}};
   for (WeightFormat format : {WeightFormat::kF8Tile32, WeightFormat::kMxfp4}) {
