@@ -44,6 +44,12 @@ inline OutputFormat output_format(const ops::LinearTask& task, float scale) {
   return format;
 }
 
+// Four sums and those of the next part; `start`: of the first, which nothing is added to.
+__device__ __forceinline__ void add_part(float* sum, float4 part, bool start) {
+  sum[0] = start ? part.x : sum[0] + part.x, sum[1] = start ? part.y : sum[1] + part.y;
+  sum[2] = start ? part.z : sum[2] + part.z, sum[3] = start ? part.w : sum[3] + part.w;
+}
+
 template <int N>
 inline constexpr int kStagedTokens = N < 16    ? N
                                      : N <= 64 ? 16

@@ -19,20 +19,6 @@ struct Item {
   int block;  // number within the task, parts aside
 };
 
-// Counts to `limit` and starts again from zero. Returns the count before, and orders memory like count_arrival.
-__device__ __forceinline__ unsigned count_in_circle(unsigned* counter, unsigned limit) {
-  unsigned before;
-  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(limit - 1)
-               : "memory");
-  return before;
-}
-// The same by one who does not wait for the answer: this block's writes come before, nothing else is ordered.
-__device__ __forceinline__ void count_in_circle_unseen(unsigned* counter, unsigned limit) {
-  asm volatile("red.inc.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(limit - 1) : "memory");
-}
-
 // One warpgroup's 64 outputs of kTokens tokens, rounded to BF16, as a box at `to`: [token][64], 128-byte swizzle.
 template <int kTokens>
 __device__ __forceinline__ void stage_box(float* to, const float* sums, float scale, int thread) {
@@ -201,9 +187,7 @@ __device__ __forceinline__ void finish_share(const float (&d)[N / 2], const Gemm
         const bool start = part + i == 0;
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
-          float* to = sum + 4 * g;
-          to[0] = start ? x[i][g].x : to[0] + x[i][g].x, to[1] = start ? x[i][g].y : to[1] + x[i][g].y;
-          to[2] = start ? x[i][g].z : to[2] + x[i][g].z, to[3] = start ? x[i][g].w : to[3] + x[i][g].w;
+          add_part(sum + 4 * g, x[i][g], start);
         }
       }
     }

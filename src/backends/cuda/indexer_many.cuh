@@ -10,6 +10,7 @@
 #include "backends/cuda/indexer_products.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pipeline.cuh"
+#include "backends/cuda/warp_scan.cuh"
 
 namespace deepinfer::cuda {
 
@@ -136,12 +137,7 @@ __device__ __forceinline__ void plan_runs(Shared& s, int first_tile, int max_til
   for (int j = lane + 1; j < min(end, kQueries); ++j) longest = max(longest, s.count[j]);
   int steps = max(0, min(max_tiles, (longest + kTileKeys - 1) / kTileKeys - first_tile));
   if (count == 0 || follows) steps = 0;
-  int sum = steps;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += other;
-  }
+  const int sum = inclusive_scan_of_warp(steps, lane);
   const uint32_t begins = __ballot_sync(~0u, steps > 0);
   if (steps > 0) {
     const int run = __popc(begins & ((1u << lane) - 1));

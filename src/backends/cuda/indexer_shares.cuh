@@ -7,6 +7,7 @@
 
 #include "backends/cuda/indexer_keys.cuh"
 #include "backends/cuda/indexer_rows.cuh"
+#include "backends/cuda/warp_scan.cuh"
 
 namespace deepinfer::cuda {
 
@@ -51,12 +52,7 @@ __device__ __forceinline__ int find_share(const IndexScoreParams& p, IndexShare&
   }
   const int units = follows ? 0 : (longest + kUnitKeys - 1) / kUnitKeys;
 
-  int sum = units;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += other;
-  }
+  const int sum = inclusive_scan_of_warp(units, lane);
   const uint32_t runs = __ballot_sync(~0u, units > 0);
   if (lane == 31) s.of_warp[warp] = {sum, __popc(runs)};
   __syncthreads();

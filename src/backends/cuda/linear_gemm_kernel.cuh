@@ -126,9 +126,7 @@ struct Partials {
         const bool start = part + i == 0;
 #pragma unroll
         for (int j = 0; j < kCount; ++j) {
-          float(&to)[4] = sum[j];
-          to[0] = start ? x[i][j].x : to[0] + x[i][j].x, to[1] = start ? x[i][j].y : to[1] + x[i][j].y;
-          to[2] = start ? x[i][j].z : to[2] + x[i][j].z, to[3] = start ? x[i][j].w : to[3] + x[i][j].w;
+          add_part(sum[j], x[i][j], start);
         }
       }
     }

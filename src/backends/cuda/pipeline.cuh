@@ -2,7 +2,7 @@
 // bulk copies that report to them.
 //
 // The pattern: a ring of stages, each with a barrier `full` (one arrival: the producer's announcement of bytes) and a
-// barrier `empty` (kArrivalsOfWarp a consumer warp, see warp_arrive). Use u of a stage waits for full with parity u & 1, and the
+// barrier `empty` (kArrivalsOfWarp a consumer warp). Use u of a stage waits for full with parity u & 1, and the
 // producer before filling it for use u for empty with parity (u & 1) ^ 1, which passes at once for u = 0.
 //
 // Bulk copies belong to the asynchronous proxy: barriers must be made visible to it after their initialisation
@@ -161,6 +161,19 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   unsigned before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
+}
+// Counts to `limit` and starts again from zero. Returns the count before, and orders memory like count_arrival.
+__device__ __forceinline__ unsigned count_in_circle(unsigned* counter, unsigned limit) {
+  unsigned before;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(limit - 1)
+               : "memory");
+  return before;
+}
+// The same by one who does not wait for the answer: this block's writes come before, nothing else is ordered.
+__device__ __forceinline__ void count_in_circle_unseen(unsigned* counter, unsigned limit) {
+  asm volatile("red.inc.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(limit - 1) : "memory");
 }
 
 __device__ __forceinline__ unsigned count_of_arrivals(const unsigned* counter) {

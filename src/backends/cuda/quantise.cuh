@@ -84,9 +84,9 @@ struct E2m1Group32 {
   __device__ static uint32_t scale_code(float scale) { return __float_as_uint(scale) >> 23; }
 };
 
-// codes[i]: the value of in[i]'s code. Returns the group's scale. Called by whole warps.
+// The scale of the group that `in` and the neighbouring threads' eight make up. Called by whole warps.
 template <typename Quantiser>
-__device__ inline float quantise8(float (&codes)[8], const float (&in)[8]) {
+__device__ inline float scale_of_group(const float (&in)[8]) {
   uint32_t largest = 0;  // the bits of magnitudes compare like the magnitudes do
 #pragma unroll
   for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(in[i]) & 0x7FFFFFFFu);
@@ -94,10 +94,19 @@ __device__ inline float quantise8(float (&codes)[8], const float (&in)[8]) {
   for (int offset = 1; offset < Quantiser::kThreads; offset *= 2) {
     largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
   }
-  const float scale = Quantiser::scale(__uint_as_float(largest));
-  // The reciprocal of a normal power of two by its bits; exact, and then multiplying is dividing. That of 2^127 is no
-  // normal number, but nothing finite has so large a scale.
-  const float inverse = __uint_as_float(0x7F000000u - __float_as_uint(scale));
+  return Quantiser::scale(__uint_as_float(largest));
+}
+
+// The reciprocal of a normal power of two by its bits; exact, and then multiplying is dividing. That of 2^127 is no
+// normal number, but nothing finite has so large a scale.
+__device__ inline float inverse_of_power_of_two(float scale) {
+  return __uint_as_float(0x7F000000u - __float_as_uint(scale));
+}
+
+// codes[i]: the value of in[i]'s code. Returns the group's scale. Called by whole warps.
+template <typename Quantiser>
+__device__ inline float quantise8(float (&codes)[8], const float (&in)[8]) {
+  const float scale = scale_of_group<Quantiser>(in), inverse = inverse_of_power_of_two(scale);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float x = Quantiser::kPowerOfTwoScale ? __fmul_rn(in[i], inverse) : __fdiv_rn(in[i], scale);
@@ -115,19 +124,11 @@ __device__ inline void fake_quantise8(float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(codes[i], scale);
 }
 
-// By the card's own conversions, two values at a time: they round to nearest even, subnormal codes included, keep signs of
-// zeros and end at the largest code, as the steps above do.
+// By the card's own conversions, two values at a time: they round to nearest even, subnormal codes included, keep signs
+// of zeros and end at the largest code, as the steps above do.
 template <>
 __device__ inline void fake_quantise8<E4m3Group32>(float (&v)[8]) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
-#pragma unroll
-  for (int offset = 1; offset < E4m3Group32::kThreads; offset *= 2) {
-    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-  }
-  const float scale = E4m3Group32::scale(__uint_as_float(largest));
-  const float inverse = __uint_as_float(0x7F000000u - __float_as_uint(scale));
+  const float scale = scale_of_group<E4m3Group32>(v), inverse = inverse_of_power_of_two(scale);
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
     uint16_t codes;

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/warp_scan.cuh"
 #include "ops/sampling.h"
 
 namespace deepinfer::cuda::sampling {
@@ -190,11 +191,7 @@ __device__ inline void reduce_scores(Shared& s, double& score, uint32_t& id) {
 // Sum of `mine` over the threads below this one. Two barriers; `total` for all threads.
 __device__ inline uint64_t exclusive_scan(Shared& s, uint64_t mine, uint64_t& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint64_t sum = mine;
-  for (int step = 1; step < 32; step *= 2) {
-    const uint64_t below = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane >= step) sum += below;
-  }
+  const uint64_t sum = inclusive_scan_of_warp(mine, lane);
   __syncthreads();
   if (lane == 31) s.scan[warp] = sum;
   __syncthreads();

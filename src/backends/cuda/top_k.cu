@@ -87,34 +87,23 @@ __global__ void __launch_bounds__(kThreads, 2) top_k_long_kernel(const TopKParam
   select_row<1, 2>(block, row, nullptr, static_cast<uint32_t>(k), out);
 }
 
-template <int kEach>
-void launch_long(Stream& stream, const TopKParams& p) {
-  constexpr auto kernel = top_k_long_kernel<kEach>;
+// A block a row.
+template <auto kKernel>
+void launch_rows(Stream& stream, const TopKParams& p) {
   static const bool ready = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowShared)));
+    DI_CUDA_CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowShared)));
     return true;
   }();
   static_cast<void>(ready);
-  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(p.scores.rows)), kThreads, sizeof(RowShared), kernel, p);
-}
-
-template <int kRun, int kParts, int kQuads>
-void launch_kernel(Stream& stream, const TopKParams& p) {
-  constexpr auto kernel = top_k_kernel<kRun, kParts, kQuads>;
-  static const bool ready = [] {
-    DI_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowShared)));
-    return true;
-  }();
-  static_cast<void>(ready);
-  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(p.scores.rows)), kThreads, sizeof(RowShared), kernel, p);
+  launch(stream, Start::kEarly, dim3(static_cast<unsigned>(p.scores.rows)), kThreads, sizeof(RowShared), kKernel, p);
 }
 
 template <int kRun, int kParts>
 void launch_kernel(Stream& stream, const TopKParams& p, int64_t max_count) {
   const int64_t kept = (max_count + kRun - 1) / kRun;
-  if (kept <= 4 * 4 * kThreads) return launch_kernel<kRun, kParts, 4>(stream, p);
-  if (kept <= 8 * 4 * kThreads) return launch_kernel<kRun, kParts, 8>(stream, p);
-  launch_kernel<kRun, kParts, 0>(stream, p);
+  if (kept <= 4 * 4 * kThreads) return launch_rows<top_k_kernel<kRun, kParts, 4>>(stream, p);
+  if (kept <= 8 * 4 * kThreads) return launch_rows<top_k_kernel<kRun, kParts, 8>>(stream, p);
+  launch_rows<top_k_kernel<kRun, kParts, 0>>(stream, p);
 }
 
 // By a block a row. Values of a short row are read directly.
@@ -122,8 +111,8 @@ void launch_blocks(Stream& stream, const TopKParams& p, int64_t max_count) {
   const bool by_runs = p.has_maxima && !p.of_blocks && max_count > kShortRow;
   const bool few = p.k <= kThreads;
   if (by_runs && few) return launch_kernel<kMaximaRows, 2>(stream, p, max_count);
-  if (by_runs) return launch_kernel<kMaximaRows, 8, 0>(stream, p);
-  return few ? launch_kernel<1, 2>(stream, p, max_count) : launch_kernel<1, 8, 0>(stream, p);
+  if (by_runs) return launch_rows<top_k_kernel<kMaximaRows, 8, 0>>(stream, p);
+  return few ? launch_kernel<1, 2>(stream, p, max_count) : launch_rows<top_k_kernel<1, 8, 0>>(stream, p);
 }
 
 }  // namespace
@@ -138,7 +127,8 @@ void launch_top_k(Stream& stream, const TopKJobs& jobs, int64_t max_count) {
   constexpr int64_t kFromRows = 17;                           // fewer go to clusters
   if (jobs.num == 1 && !rows.has_maxima && is_long && rows.k <= kThreads && max_count <= 32 * kMade &&
       rows.scores.rows >= kFromRows) {
-    return max_count <= 16 * kMade ? launch_long<16>(stream, rows) : launch_long<32>(stream, rows);
+    return max_count <= 16 * kMade ? launch_rows<top_k_long_kernel<16>>(stream, rows)
+                                   : launch_rows<top_k_long_kernel<32>>(stream, rows);
   }
   if (jobs.num > 1 || !rows.has_maxima || !is_long) {
     const bool by_clusters = are_few ? max_count > kShortRow / 2 : is_long && !rows.has_maxima;

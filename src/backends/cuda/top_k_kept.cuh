@@ -154,12 +154,7 @@ __device__ __forceinline__ uint32_t write_marked(KeptShared& s, uint32_t marks, 
   for (int i = 0; i < kQuads; ++i) counts[i / 4] |= __popc(marks >> 4 * i & 15) << 8 * (i % 4);
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    sums[w] = counts[w];
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sums[w], d);
-      if (lane >= d) sums[w] += other;
-    }
+    sums[w] = inclusive_scan_of_warp(counts[w], lane);
     const uint32_t totals = __shfl_sync(~0u, sums[w], 31);
     sums[w] -= counts[w];
     if (lane < 4 && 4 * w + lane < kQuads) s.of_warp[4 * w + lane][warp] = totals >> 8 * lane & 255;

@@ -65,12 +65,7 @@ __device__ __forceinline__ uint32_t write_marked_runs(KeptShared& s, uint32_t ma
       if (w < warp) before += count;
     }
   }
-  uint32_t sum = total;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += other;
-  }
+  const uint32_t sum = inclusive_scan_of_warp(total, lane);
   before += sum - total;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {

@@ -142,12 +142,7 @@ __device__ uint32_t list_reaching(Block& block, const Quads& quads, uint32_t bou
     uint32_t counts = 0;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) counts |= __popc(bits >> 4 * j & 15) << 8 * j;
-    uint32_t sums = counts;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sums, d);
-      if (lane >= d) sums += other;
-    }
+    uint32_t sums = inclusive_scan_of_warp(counts, lane);
     const uint32_t totals = __shfl_sync(~0u, sums, 31);
     sums -= counts;
 #pragma unroll

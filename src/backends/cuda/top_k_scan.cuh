@@ -1,9 +1,9 @@
 // Values of a block's warps, shown to all of its threads, and sums in the order of threads.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "backends/cuda/warp_scan.cuh"
 
 namespace deepinfer::cuda {
 
@@ -24,12 +24,7 @@ struct WarpValues {
   // The sum of `value` over the threads of the block before this one; `total` over all of them.
   __device__ uint32_t exclusive_scan(uint32_t value, uint32_t& total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = value;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
+    const uint32_t sum = inclusive_scan_of_warp(value, lane);
     const uint32_t of_warp = share({__shfl_sync(~0u, sum, 31), 0}).x;
     total = __reduce_add_sync(~0u, lane < kWarps ? of_warp : 0);
     return sum - value + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/top_k_values.cuh"
+#include "backends/cuda/warp_scan.cuh"
 
 namespace deepinfer::cuda {
 
@@ -59,12 +60,7 @@ __device__ inline TopKBin find_bin(const uint32_t* histograms, const TopKTeam& t
   uint32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) own += counts[i];
-  uint32_t sum = own;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += other;
-  }
+  const uint32_t sum = inclusive_scan_of_warp(own, lane);
   uint32_t higher = above + sum - own;
   const int holder = __ffs(static_cast<int>(__ballot_sync(~0u, higher < k && higher + own >= k))) - 1;
   TopKBin found = {};
