@@ -189,7 +189,7 @@ Command add_bench(CLI::App& program) {
   auto cpu_flags = std::make_shared<bench::CpuBenchOptions>();
   CLI::App* cpu = command->add_subcommand("cpu", "The CPU's ceilings, and its kernels and one layer against them");
   cpu->add_option("--threads", cpu_flags->num_threads, "CPU threads, 0 for all of this machine")->capture_default_str();
-  cpu->add_option("--kernels", cpu_flags->kernels, "avx2, avx512, avx512_bf16 or all")->capture_default_str();
+  cpu->add_option("--kernels", cpu_flags->kernels, "avx2, avx512, avx512_bf16, amx or all")->capture_default_str();
   cpu->add_option("--gigabytes", cpu_flags->gigabytes, "Packed weights to rotate over")
       ->check(CLI::Range(0.05, 100.0))
       ->capture_default_str();

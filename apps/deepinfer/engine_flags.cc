@@ -20,7 +20,7 @@ constexpr Shown kShown[] = {
     {"settings", "TOML file of settings; `deepinfer settings` lists them: flags too"},
     {"numerics", "Rounding: official, bf16_activations or exact (fp32)"},
     {"threads", "CPU threads, 0 for all of this machine [0]"},
-    {"kernels", "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16"},
+    {"kernels", "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16, amx"},
     {"max_num_seqs", "Sequences that run at a time [64]"},
     {"kv_cache_bytes", "Memory of the cache, such as 512MiB [chosen from the free memory]"},
 };

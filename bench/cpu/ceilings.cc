@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "backends/cpu/linear.h"
 #include "base/check.h"
 
 namespace deepinfer::bench {
@@ -11,12 +12,14 @@ bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_support
 bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
 bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
 bool has_vnni() { return __builtin_cpu_supports("avx512vnni"); }
+bool has_amx() { return cpu::amx_linear().supported(); }
 
 constexpr PeakLoop kLoops[] = {
     {"fp32 fma, avx2", has_avx2, fma_avx2, 12 * 8 * 2},
     {"fp32 fma, avx512", has_avx512, fma_avx512, 24 * 16 * 2},
     {"vdpbf16ps", has_bf16, dot_bf16_avx512, 24 * 32 * 2},
     {"vpdpbusd (int8)", has_vnni, dot_int8_avx512, 24 * 64 * 2},
+    {"tdpbf16ps", has_amx, dot_bf16_amx, 4 * 16 * 16 * 32 * 2},
 };
 
 constexpr double kWindowSeconds = 2e-3;

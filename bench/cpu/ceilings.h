@@ -51,6 +51,7 @@ void fma_avx2(int64_t rounds);
 void fma_avx512(int64_t rounds);
 void dot_bf16_avx512(int64_t rounds);
 void dot_int8_avx512(int64_t rounds);
+void dot_bf16_amx(int64_t rounds);  // needs what cpu::amx_linear().supported() asks the system for
 int64_t read_streams(const std::byte* from, int64_t bytes);
 
 }  // namespace deepinfer::bench

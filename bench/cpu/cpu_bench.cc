@@ -122,7 +122,7 @@ int run_cpu_bench(const CpuBenchOptions& options) {
     if (options.kernels == "all" || options.kernels == kernels->name) sets.push_back(kernels);
   }
   if (sets.empty()) {
-    fmt::print(stderr, "no kernel set '{}' runs here: give avx2, avx512, avx512_bf16 or all\n", options.kernels);
+    fmt::print(stderr, "no kernel set '{}' runs here: give avx2, avx512, avx512_bf16, amx or all\n", options.kernels);
     return 2;
   }
   ThreadPool one(1);

@@ -144,6 +144,7 @@ void bench_gemv(const LinearKernels& kernels, const LinearShape& shape, ThreadPo
 
 const char* peak_name_of(const LinearKernels& kernels) {
   if (&kernels == &cpu::avx512_bf16_linear()) return "vdpbf16ps";
+  if (&kernels == &cpu::amx_linear()) return "tdpbf16ps";
   return &kernels == &cpu::avx512_linear() ? "fp32 fma, avx512" : "fp32 fma, avx2";
 }
 

@@ -6,7 +6,7 @@ int main(int argc, char** argv) {
   deepinfer::bench::CpuBenchOptions options;
   CLI::App app("Measures this machine's ceilings and the CPU kernels against them.");
   app.add_option("--threads", options.num_threads, "Threads; 0: all of this machine");
-  app.add_option("--kernels", options.kernels, "avx2, avx512, avx512_bf16 or all");
+  app.add_option("--kernels", options.kernels, "avx2, avx512, avx512_bf16, amx or all");
   app.add_option("--gigabytes", options.gigabytes, "Packed weights to rotate over")->check(CLI::Range(0.05, 100.0));
   app.add_option("--seconds", options.seconds, "Time for each row of the tables")->check(CLI::Range(0.01, 60.0));
   app.add_option("--layer-experts", options.layer_experts, "Experts of the timed layer, 18.9 MB each; 0: no layer")

@@ -46,8 +46,9 @@ void add_model(Table& table) {
       .alias("accelerator");
   table.choice("numerics", &EngineSettings::numerics, {std::begin(kNumericsNames), std::end(kNumericsNames)},
                "Rounding: the vendor's, or linear inputs kept in BF16, or none (fp32). Changes results.");
-  table.choice("kernels", &EngineSettings::kernels, {"auto", "reference", "avx2", "avx512", "avx512_bf16"},
-               "CPU kernel set. `auto` takes the fastest of those with equal bits; `avx512_bf16` rounds differently.");
+  table.choice("kernels", &EngineSettings::kernels, {"auto", "reference", "avx2", "avx512", "avx512_bf16", "amx"},
+               "CPU kernel set. `auto` takes the fastest of those with equal bits; `avx512_bf16` and `amx` round "
+               "differently.");
   table.whole_number("threads", &EngineSettings::threads, 0, 1024,
                      "CPU threads, 0 for as many as the process may use. Never changes results.");
   table.on_off("bind_threads", &EngineSettings::bind_threads,

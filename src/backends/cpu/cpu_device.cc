@@ -25,11 +25,12 @@ struct KernelSet {
 };
 
 // From the slowest to the fastest.
-constexpr std::array<KernelSet, 4> kKernelSets = {{
+constexpr std::array<KernelSet, 5> kKernelSets = {{
     {cpu::reference_linear, cpu::fill_vector_ops_reference, true},
     {cpu::avx2_linear, cpu::fill_vector_ops_avx2, true},
     {cpu::avx512_linear, cpu::fill_vector_ops_avx512, true},
     {cpu::avx512_bf16_linear, cpu::fill_vector_ops_avx512, false},
+    {cpu::amx_linear, cpu::fill_vector_ops_avx512, false},
 }};
 
 // Quantises the outputs that ask for it. Those that lie side by side in one matrix are taken together.
@@ -66,7 +67,8 @@ void fill_linear(ops::OpTable& table) {
 
 // Builds one table only: even filling in another set's could run instructions that this processor lacks.
 ops::OpTable make_op_table(size_t set) {
-  constexpr void (*kFillLinear[])(ops::OpTable&) = {fill_linear<0>, fill_linear<1>, fill_linear<2>, fill_linear<3>};
+  constexpr void (*kFillLinear[])(ops::OpTable&) = {fill_linear<0>, fill_linear<1>, fill_linear<2>, fill_linear<3>,
+                                                    fill_linear<4>};
   ops::OpTable table;
   kFillLinear[set](table);
   kKernelSets[set].fill_vector_ops(table);

@@ -1,9 +1,9 @@
 // The CPU as a device: a thread pool and one of the kernel sets this processor can run.
 //
-// Kernel sets: `reference` (plain loops), `avx2`, `avx512`, `avx512_bf16`. The first three give the same bits
-// everywhere; `avx512_bf16` multiplies BF16 pairs in linear layers, which rounds differently, so it has to be asked
-// for. It halves the arithmetic of prompts on processors that run that instruction at full rate, and is slower on those
-// that do not.
+// Kernel sets: `reference` (plain loops), `avx2`, `avx512`, `avx512_bf16`, `amx`. The first three give the same bits
+// everywhere; the other two multiply BF16 pairs in linear layers, each in its own order, so they have to be asked for.
+// `avx512_bf16` halves the arithmetic of prompts on processors that run its instruction at full rate, and is slower on
+// those that do not; `amx` multiplies many tokens several times as fast as either.
 #pragma once
 
 #include <memory>

@@ -9,6 +9,10 @@
 // 32 columns, `g` takes the 16 pairs in ascending order, one VDPBF16PS each (two products, rounded after each;
 // subnormals count as zero), then total = fma(g, scale, total). Its other tasks run as in `avx512`.
 //
+// `amx` differs for the same tasks. A weight is its code times its scale (FP8: 2^-117 to 2^119, MXFP4: 2^-125 to
+// 2^125; scales beyond count as these). Of a group, `e` takes the even columns and `o` the odd ones, by fused
+// multiply-adds from zero in ascending order, then total = total + (e + o). Subnormals count as zero everywhere.
+//
 // A row's bits depend on its own input, the weight and the set alone: not on the batch, the threads or other tasks.
 #pragma once
 
@@ -33,10 +37,11 @@ const LinearKernels& reference_linear();
 const LinearKernels& avx2_linear();         // AVX2, FMA, F16C
 const LinearKernels& avx512_linear();       // AVX-512 F, BW, VL, DQ
 const LinearKernels& avx512_bf16_linear();  // AVX-512 as above, VBMI and BF16
+const LinearKernels& amx_linear();          // AVX-512 as above, VBMI, and AMX with BF16
 
 // From the slowest to the fastest.
-inline std::array<const LinearKernels*, 4> all_linear_kernels() {
-  return {&reference_linear(), &avx2_linear(), &avx512_linear(), &avx512_bf16_linear()};
+inline std::array<const LinearKernels*, 5> all_linear_kernels() {
+  return {&reference_linear(), &avx2_linear(), &avx512_linear(), &avx512_bf16_linear(), &amx_linear()};
 }
 
 }  // namespace deepinfer::cpu

@@ -1,5 +1,8 @@
 // Plans a call of the linear op for the vector kernels: repacks inputs, cuts the tasks into units (row tiles x tokens,
 // never columns), runs all of them in one parallel region, and stores the results.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
@@ -45,16 +48,19 @@ class Scratch {
   int64_t bytes_ = 0;
 };
 
-// An input in the order the kernels read it: [group][token][32], as fp32 or BF16.
+// An input in the order the kernels read it: for the tokens of each unit [group][token][32], as fp32 or BF16.
 struct Input {
   MatrixView<const float> source;
   bool is_bf16;
   float scale;         // fp32 only
   int64_t offset;      // in the scratch
   int64_t first_step;  // among the repacking steps of the call
+  int unit_tokens;
   const std::byte* data;
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
+  // The tokens of the unit that begins at this one.
+  int64_t unit_tokens_at(int64_t first) const { return std::min<int64_t>(unit_tokens, source.rows - first); }
   int64_t bytes() const { return source.rows * source.cols * value_bytes(); }
   // A single fp32 row already is in that order.
   bool is_in_place() const { return source.rows == 1 && !is_bf16 && scale == 1.0f; }
@@ -94,7 +100,7 @@ size_t add_input(Plan& plan, const MatrixView<const float>& source, bool is_bf16
       return i;
     }
   }
-  Input input = {source, is_bf16, scale, plan.scratch_bytes, plan.num_steps, nullptr};
+  Input input = {source, is_bf16, scale, plan.scratch_bytes, plan.num_steps, 0, nullptr};
   if (!input.is_in_place()) {
     plan.scratch_bytes += divide_up(input.bytes(), kLineBytes) * kLineBytes;
     plan.num_inputs += source.rows * source.cols;
@@ -164,8 +170,11 @@ void repack(const Input& input, int64_t step, std::byte* to) {
   const int64_t end = std::min<int64_t>((step + 1) * kRepackTokens, source.rows);
   for (int64_t token = step * kRepackTokens; token < end; ++token) {
     const float* from = source.row(token);
-    for (int64_t group = 0; group < source.cols / kGroupColumns; ++group, from += kGroupColumns) {
-      std::byte* group_to = to + (group * source.rows + token) * kGroupColumns * input.value_bytes();
+    const int64_t first = token / input.unit_tokens * input.unit_tokens;
+    const int64_t token_bytes = kGroupColumns * input.value_bytes();
+    std::byte* group_to = to + (first * (source.cols / kGroupColumns) + token - first) * token_bytes;
+    for (int64_t group = 0; group < source.cols / kGroupColumns;
+         ++group, from += kGroupColumns, group_to += input.unit_tokens_at(first) * token_bytes) {
       if (!input.is_bf16) {
         float scaled[kGroupColumns];
         for (int k = 0; k < kGroupColumns; ++k) scaled[k] = from[k] * input.scale;
@@ -190,7 +199,9 @@ void run_all(ThreadPool& pool, int64_t count, bool is_little, Body&& body) {
 }
 
 void repack_inputs(ThreadPool& pool, Plan& plan) {
-  std::byte* scratch = plan.scratch.at_least(plan.scratch_bytes);
+  // Tasks with one input have as many tokens, so their units have too.
+  for (const PlannedTask& planned : plan.tasks) plan.inputs[planned.input].unit_tokens = planned.unit_tokens;
+  std::byte* scratch = plan.scratch.at_least(plan.scratch_bytes + kSlackTokens * kGroupColumns * 2);
   for (Input& input : plan.inputs) {
     input.data = input.is_in_place() ? reinterpret_cast<const std::byte*>(input.source.data) : scratch + input.offset;
   }
@@ -228,9 +239,9 @@ void run_unit(const Plan& plan, int64_t index) {
   unit.scales_bytes = tile_scales_bytes(weight.format, weight.cols);
   unit.num_tiles = static_cast<int>(std::min<int64_t>(plan.unit_tiles, planned.num_tiles - first_tile));
   unit.num_groups = weight.cols / kGroupColumns;
-  unit.input = input.data + first_token * kGroupColumns * input.value_bytes();
-  unit.input_group_bytes = task.out.rows * kGroupColumns * input.value_bytes();
-  unit.num_tokens = static_cast<int>(std::min<int64_t>(planned.unit_tokens, task.out.rows - first_token));
+  unit.num_tokens = static_cast<int>(input.unit_tokens_at(first_token));
+  unit.input = input.data + first_token * weight.cols * input.value_bytes();
+  unit.input_group_bytes = unit.num_tokens * kGroupColumns * input.value_bytes();
   unit.totals = totals;
   planned.function(unit);
 
@@ -278,6 +289,8 @@ void run_avx512_bf16(ThreadPool& pool, std::span<const LinearTask> tasks) {
   run_tiled(pool, tasks, kAvx512Units, &kAvx512Bf16Units);
 }
 
+void run_amx(ThreadPool& pool, std::span<const LinearTask> tasks) { run_tiled(pool, tasks, kAvx512Units, &kAmxUnits); }
+
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -291,14 +304,24 @@ bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
 }
 
+// Linux saves the registers of AMX only for processes that have asked for them.
+bool has_amx() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("amx-tile") &&
+         __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 constexpr LinearKernels kAvx2 = {"avx2", has_avx2, pack_avx2, run_avx2};
 constexpr LinearKernels kAvx512 = {"avx512", has_avx512, pack_avx512, run_avx512};
 constexpr LinearKernels kAvx512Bf16 = {"avx512_bf16", has_avx512_bf16, pack_avx512, run_avx512_bf16};
+constexpr LinearKernels kAmx = {"amx", has_amx, pack_avx512, run_amx};
 
 }  // namespace
 
 const LinearKernels& avx2_linear() { return kAvx2; }
 const LinearKernels& avx512_linear() { return kAvx512; }
 const LinearKernels& avx512_bf16_linear() { return kAvx512Bf16; }
+const LinearKernels& amx_linear() { return kAmx; }
 
 }  // namespace deepinfer::cpu

@@ -22,7 +22,8 @@ constexpr int kTileRows = 16;
 constexpr int kGroupColumns = 32;
 constexpr int kLineBytes = 64;
 constexpr int kMaxUnitTiles = 8;
-constexpr int kMaxUnitTokens = 96;  // a multiple of the 6 tokens of a register tile
+constexpr int kMaxUnitTokens = 96;  // a multiple of the 6 tokens of a register tile, and of the 32 of two blocks
+constexpr int kSlackTokens = 16;
 
 struct LinearUnit {
   const std::byte* tiles = nullptr;
@@ -30,10 +31,11 @@ struct LinearUnit {
   int64_t scales_bytes = 0;  // offset of the first block in a tile
   int num_tiles = 0;         // 1 .. kMaxUnitTiles
   int64_t num_groups = 0;
-  const std::byte* input = nullptr;  // [group][token][32] of fp32 or BF16, at the unit's first token
+  // [group][token][32] of fp32 or BF16, at the unit's first token. BF16 ones are followed by kSlackTokens of anything.
+  const std::byte* input = nullptr;
   int64_t input_group_bytes = 0;
   int num_tokens = 0;       // 1 .. kMaxUnitTokens
-  float* totals = nullptr;  // result: [num_tokens][num_tiles * 16], 64-byte aligned
+  float* totals = nullptr;  // result: [num_tokens][num_tiles * 16], 64-byte aligned; has room for kMaxUnitTokens
 };
 
 using LinearUnitFunction = void (*)(const LinearUnit&);
@@ -48,5 +50,6 @@ extern const LinearUnitFunctions kAvx2Units;       // lines in LineOrder::kYmm
 extern const LinearUnitFunctions kAvx2LanesUnits;  // lines in LineOrder::kYmmLanes
 extern const LinearUnitFunctions kAvx512Units;
 extern const LinearUnitFunctions kAvx512Bf16Units;  // read BF16 pairs; none for F32
+extern const LinearUnitFunctions kAmxUnits;         // likewise
 
 }  // namespace deepinfer::cpu

@@ -2,6 +2,7 @@
 // promises that, within a bound derived from the number of columns where it multiplies BF16 pairs.
 #include "backends/cpu/linear.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -75,6 +76,29 @@ struct Matrix {
     source = {format, rows, cols, reinterpret_cast<const std::byte*>(data.data() + 1),
               scale_rows > 0 ? reinterpret_cast<const std::byte*>(scales.data() + 1) : nullptr};
   }
+  // The weight of a row and a column without its scale, and the scale of a group of 32 columns.
+  float code(int64_t row, int64_t col) const {
+    const auto* bytes = data.data() + 1;
+    const int64_t at = row * source.cols + col;
+    switch (source.format) {
+      case WeightFormat::kF8Tile32:
+        return e4m3_to_float(bytes[at]);
+      case WeightFormat::kMxfp4:
+        return e2m1_to_float(bytes[at / 2] >> (at % 2 * 4) & 15);
+      case WeightFormat::kBf16:
+        return std::bit_cast<float>(static_cast<uint32_t>(bytes[at * 2] | bytes[at * 2 + 1] << 8) << 16);
+      case WeightFormat::kF32:
+        break;
+    }
+    float value;
+    std::memcpy(&value, bytes + at * 4, sizeof(value));
+    return value;
+  }
+  float scale(int64_t row, int64_t group) const {
+    const int64_t scale_row = source.format == WeightFormat::kF8Tile32 ? row / 32 : row;
+    return e8m0_to_float(scales[1 + scale_row * source.cols / 32 + group]);
+  }
+
   template <typename T>
   void append(T value) {
     const size_t at = data.size();
@@ -156,7 +180,8 @@ class LinearKernelsTest : public testing::TestWithParam<std::tuple<int, int>> {
   const LinearKernels& kernels() const { return *all_linear_kernels()[std::get<0>(GetParam())]; }
   WeightFormat format() const { return kFormats[std::get<1>(GetParam())]; }
   bool has_pair_kernels() const {
-    return kernels().name == std::string("avx512_bf16") && format() != WeightFormat::kF32;
+    return &kernels() != &reference_linear() && &kernels() != &avx2_linear() && &kernels() != &avx512_linear() &&
+           format() != WeightFormat::kF32;
   }
 
   void expect_reference(int64_t rows, int64_t cols, const std::vector<int64_t>& tokens, int low_scale, int high_scale) {
@@ -240,6 +265,48 @@ TEST_P(LinearKernelsTest, bf16_inputs_give_the_reference_within_the_bound_of_its
   }
 }
 
+// What linear.h says of `amx`, step by step. Inputs and weights of the test are no subnormals; sums may be.
+std::vector<float> amx_by_definition(const Matrix& matrix, const std::vector<float>& in) {
+  const WeightSource& w = matrix.source;
+  const auto flushed = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
+  const int64_t num_tokens = static_cast<int64_t>(in.size()) / w.cols;
+  std::vector<float> out(num_tokens * w.rows);
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int64_t o = 0; o < w.rows; ++o) {
+      float total = 0.0f;
+      for (int64_t group = 0; group < w.cols; group += 32) {
+        float scale = w.scales == nullptr ? 1.0f : matrix.scale(o, group / 32);
+        if (w.format == WeightFormat::kF8Tile32) scale = std::clamp(scale, 0x1p-117f, 0x1p119f);
+        if (w.format == WeightFormat::kMxfp4) scale = std::clamp(scale, 0x1p-125f, 0x1p125f);
+        float sums[2] = {0.0f, 0.0f};
+        for (int64_t k = group; k < group + 32; ++k)
+          sums[k % 2] = flushed(std::fma(matrix.code(o, k) * scale, in[t * w.cols + k], sums[k % 2]));
+        total = flushed(total + flushed(sums[0] + sums[1]));
+      }
+      out[t * w.rows + o] = total;
+    }
+  }
+  return out;
+}
+
+TEST_P(LinearKernelsTest, amx_with_bf16_inputs_gives_the_bits_of_its_definition) {
+  if (&kernels() != &amx_linear()) GTEST_SKIP() << "other sets have definitions of their own";
+  if (!has_pair_kernels()) GTEST_SKIP() << "weights in fp32 run as in avx512";
+  for (const auto& [low_exponent, scales] : {std::pair{-6, std::pair{119, 131}}, {-118, {0, 254}}}) {
+    SCOPED_TRACE(testing::Message() << "inputs from 2^" << low_exponent);
+    const Matrix matrix(format(), 150, 160, scales.first, scales.second, 11);
+    const PackedWeight weight = kernels().pack(pool_, matrix.source);
+    for (const int64_t num_tokens : {1, 4, 16, 17, 40, 101}) {
+      Random random(num_tokens);
+      std::vector<float> in(num_tokens * 160);
+      for (float& v : in) v = random.real(low_exponent, low_exponent + 9);
+      in = rounded(in);
+      EXPECT_SAME_BITS(run(kernels(), pool_, weight, in, true), amx_by_definition(matrix, in))
+          << num_tokens << " tokens";
+    }
+  }
+}
+
 TEST_P(LinearKernelsTest, a_row_has_the_same_bits_alone_and_in_any_batch) {
   constexpr int64_t kRows = 150, kCols = 160;
   const Matrix matrix(format(), kRows, kCols, 119, 131, 5);
@@ -315,7 +382,7 @@ TEST_P(LinearKernelsTest, outputs_round_to_the_nearest_bf16) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinearKernelsTest, testing::Combine(testing::Range(0, 4), testing::Range(0, 4)),
+INSTANTIATE_TEST_SUITE_P(All, LinearKernelsTest, testing::Combine(testing::Range(0, 5), testing::Range(0, 4)),
                          [](const testing::TestParamInfo<std::tuple<int, int>>& parameters) {
                            return std::string(all_linear_kernels()[std::get<0>(parameters.param)]->name) + "_" +
                                   kFormatNames[std::get<1>(parameters.param)];
