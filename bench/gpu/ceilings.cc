@@ -79,16 +79,16 @@ void measure_ceilings(Parts& parts) {
     constexpr int64_t kSize = 8192;
     const Activation a = card.random_activation(kSize, kSize), b = card.random_activation(kSize, kSize);
     const Activation out = card.poisoned_activation(kSize, kSize);
-    // The best of three, apart in time: a card that has just worked is slower for a while.
+    // The best of three after a rest each: a card that has just worked lowers its clock for a while.
     c.bf16_tflops = 0;
     for (int i = 0; i < 3; ++i) {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
       const Timing gemm = card.time(4, [&](int64_t) {
         parts.vendor->run(
             card.stream(),
             {.out = out.all().data, .a = a.all().data, .b = b.all().data, .m = kSize, .n = kSize, .k = kSize});
       });
       c.bf16_tflops = std::max(c.bf16_tflops, 2.0 * kSize * kSize * kSize / gemm.us * 1e-6);
-      std::this_thread::sleep_for(std::chrono::milliseconds(400));
     }
   }
   measure_graphs(card, c);

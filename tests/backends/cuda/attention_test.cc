@@ -378,7 +378,7 @@ TEST_F(AttentionTest, AgreesWithPlainLoopsAmongManyPaddingRows) {
   const std::vector<Token> tokens = {{700}, {500, 7, 500}};
   for (const Shape& shape : {kReal, kRealE4m3, kRealBf16}) {
     Problem problem(device(), stream(), shape, tokens, random());
-    for (size_t rows : {2u, 60u, 140u}) {
+    for (size_t rows : {2u, 45u, 60u, 140u}) {
       std::vector<int> which(rows, -1);
       which[0] = 0, which[rows - 1] = 1;
       problem.expect_right(problem.run(which), which, std::to_string(rows) + " rows");
@@ -414,7 +414,7 @@ TEST_F(AttentionTest, GivesTheSameBitsForAnyBatchAndPosition) {
     const int64_t width = shape.heads * shape.dim;
     std::vector<Floats> alone;
     for (int t : all_of(tokens)) alone.push_back(problem.run({t}));
-    for (int batch : {2, 3, 8, 17, 64, 133, 256, 400}) {
+    for (int batch : {2, 3, 8, 17, 31, 45, 46, 64, 66, 67, 133, 256, 400}) {
       std::vector<int> which;
       for (int i = 0; i < batch; ++i) which.push_back(static_cast<int>(random()() % (tokens.size() + 1)) - 1);
       const Floats got = problem.run(which);
