@@ -7,8 +7,8 @@
 #include "base/memory_info.h"
 #include "checkpoint/inventory.h"
 #include "deepinfer/common.h"
+#include "model/kv_layout.h"
 #include "model/layer_plan.h"
-#include "model/sequence_state.h"
 
 namespace deepinfer::app {
 namespace {
@@ -26,23 +26,7 @@ std::string readable_bytes(uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
-// Cache bytes that each further token of a sequence adds, and those a sequence holds however long it is.
-struct SequenceBytes {
-  uint64_t per_token = 0;
-  uint64_t fixed = 0;
-};
-
-SequenceBytes sequence_bytes(const ModelConfig& config, const LayerPlan& plan) {
-  SequenceBytes bytes;
-  for (const LayerRole& role : plan.layers) {
-    bytes.fixed += config.sliding_window * config.head_dim * 2;
-    if (role.is_kv_source) bytes.per_token += (config.head_dim + config.index_head_dim) * 2 / role.compress_ratio;
-  }
-  return bytes;
-}
-
-void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const SequenceBytes& sequence,
-                uint64_t available) {
+void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const KvLayout& cache, uint64_t available) {
   nlohmann::ordered_json out;
   out["folder"] = checkpoint.folder();
   out["shards"] = checkpoint.shards().size();
@@ -56,10 +40,10 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const 
   out["resident_bytes"] = inventory.resident_bytes;
   out["mapped_bytes"] = inventory.mapped_bytes;
   out["unused_bytes"] = inventory.unused_bytes;
-  out["cache_bytes_per_token"] = sequence.per_token;
-  out["cache_bytes_per_sequence"] = sequence.fixed;
+  out["cache_bytes_per_token"] = cache.bytes_per_token();
+  out["cache_bytes_per_sequence"] = cache.bytes_per_sequence();
   out["available_memory_bytes"] = available;
-  out["fits"] = inventory.resident_bytes + sequence.fixed < available;
+  out["fits"] = inventory.resident_bytes + cache.bytes_per_sequence() < available;
   std::printf("%s\n", out.dump(1).c_str());
 }
 
@@ -103,24 +87,25 @@ Status inspect(const Flags& flags) {
   DI_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::from_file(flags.model + "/config.json"));
   const LayerPlan plan = LayerPlan::make(config);
   const Inventory inventory = take_inventory(checkpoint);
-  const SequenceBytes sequence = sequence_bytes(config, plan);
+  const KvLayout cache = KvLayout::make(config, Numerics::kOfficial);
   const uint64_t available = memory_info("MemAvailable");
   if (flags.json) {
-    print_json(checkpoint, inventory, sequence, available);
+    print_json(checkpoint, inventory, cache, available);
     return Status();
   }
   print_config(config, plan);
   print_inventory(checkpoint, inventory);
   std::printf("\nmemory: %s of weights are copied, %s stay in the files and are read row by row\n",
               readable_bytes(inventory.resident_bytes).c_str(), readable_bytes(inventory.mapped_bytes).c_str());
-  std::printf("        a sequence takes %s and %s a token\n", readable_bytes(sequence.fixed).c_str(),
-              readable_bytes(sequence.per_token).c_str());
-  const uint64_t needed = inventory.resident_bytes + sequence.fixed;
+  std::printf("        a sequence takes %s and %s a token\n", readable_bytes(cache.bytes_per_sequence()).c_str(),
+              readable_bytes(static_cast<uint64_t>(cache.bytes_per_token())).c_str());
+  const uint64_t needed = inventory.resident_bytes + cache.bytes_per_sequence();
   if (needed >= available) {
     std::printf("this machine has %s free: too little; %s more are needed\n", readable_bytes(available).c_str(),
                 readable_bytes(needed - available).c_str());
   } else {
-    const uint64_t tokens = (available - needed) / std::max<uint64_t>(1, sequence.per_token);
+    const uint64_t tokens =
+        (available - needed) / std::max<uint64_t>(1, static_cast<uint64_t>(cache.bytes_per_token()));
     std::printf("this machine has %s free: it fits, with room for %s tokens of context\n",
                 readable_bytes(available).c_str(),
                 tokens > 10'000'000 ? "more than 10 million" : fmt::format("about {}", tokens).c_str());

@@ -93,4 +93,15 @@ double KvLayout::bytes_per_token() const {
   return bytes;
 }
 
+int64_t KvLayout::bytes_per_sequence() const {
+  int64_t bytes = 0;
+  for (const CacheGroup& group : cache.groups) {
+    if (group.retention == CacheGroup::kKeepAll) continue;
+    // The positions that are kept, from the last one of a block on.
+    const int64_t blocks = (group.retention + group.tokens_per_block - 2) / group.tokens_per_block + 1;
+    bytes += blocks * group.block_bytes;
+  }
+  return bytes;
+}
+
 }  // namespace deepinfer

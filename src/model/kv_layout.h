@@ -39,6 +39,8 @@ struct KvLayout {
 
   // Bytes a token adds for good.
   double bytes_per_token() const;
+  // At most so many more a sequence holds however long it is, in blocks of rows that are dropped when they are old.
+  int64_t bytes_per_sequence() const;
 };
 
 }  // namespace deepinfer

@@ -1,5 +1,7 @@
 #include "model/kv_layout.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 namespace deepinfer {
@@ -27,6 +29,21 @@ TEST(KvLayout, ATokenOfTheReleasedModelCostsTheDocumentedBytes) {
   EXPECT_EQ(layout_of(KvFormat::kFp8).bytes_per_token(), 1650);
   EXPECT_EQ(layout_of(KvFormat::kFp4).bytes_per_token(), 890);
   EXPECT_EQ(KvLayout::make(released(), Numerics::kExact).bytes_per_token(), 6400);
+}
+
+TEST(KvLayout, ASequenceOfAnyLengthHoldsNoMoreThanSaidAndOnceAsMuch) {
+  const KvLayout layout = layout_of(KvFormat::kBf16);
+  int64_t most = 0;
+  for (int64_t length = 1; length < 1000; ++length) {
+    int64_t bytes = 0;
+    for (const CacheGroup& group : layout.cache.groups) {
+      if (group.retention == CacheGroup::kKeepAll) continue;
+      const int64_t oldest = std::max<int64_t>(0, length - group.retention);
+      bytes += ((length - 1) / group.tokens_per_block - oldest / group.tokens_per_block + 1) * group.block_bytes;
+    }
+    most = std::max(most, bytes);
+  }
+  EXPECT_EQ(layout.bytes_per_sequence(), most);
 }
 
 TEST(KvLayout, PackedWindowsAreHalfAsLarge) {
