@@ -53,6 +53,7 @@ class Card {
     int replays = 20;            // of a recording, at least
     double seconds = 0.25;       // of replays of one recording, at most (but for the least number)
     double recording_us = 4000;  // how long a recording may run, if it repeats something
+    double warm_up_us = 60000;   // of replays before those that count
   };
   Card(std::unique_ptr<Device> device, const Options& options);
 

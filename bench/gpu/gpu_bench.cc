@@ -63,7 +63,7 @@ int run_gpu_bench(const GpuBenchOptions& options) {
     fmt::print(stderr, "{}\n", device.status().message());
     return 2;
   }
-  Card card(std::move(device).value(), options.is_quick ? Card::Options{5, 0.05, 2000} : Card::Options{});
+  Card card(std::move(device).value(), options.is_quick ? Card::Options{5, 0.05, 2000, 0} : Card::Options{});
   Results& results = card.results();
   results.date = date();
   results.card = card.device().description();
