@@ -10,7 +10,8 @@ namespace {
 
 class CudaGraph final : public Graph {
  public:
-  CudaGraph(cudaGraphExec_t exec, std::shared_ptr<std::byte> scratch) : exec_(exec), scratch_(std::move(scratch)) {}
+  CudaGraph(cudaGraphExec_t exec, std::shared_ptr<std::byte> scratch, std::shared_ptr<std::byte> exchange)
+      : exec_(exec), scratch_(std::move(scratch)), exchange_(std::move(exchange)) {}
   ~CudaGraph() override { (void)cudaGraphExecDestroy(exec_); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -18,7 +19,7 @@ class CudaGraph final : public Graph {
 
  private:
   cudaGraphExec_t exec_;
-  std::shared_ptr<std::byte> scratch_;  // what the kernels use, also if the stream's has grown since
+  std::shared_ptr<std::byte> scratch_, exchange_;  // what kernels use, also if the stream's have grown since
 };
 
 Status device_failed(cudaError_t error) {
@@ -57,6 +58,7 @@ class CudaEvent final : public Event {
 };
 
 constexpr int64_t kLeastScratch = int64_t{1} << 20;
+constexpr int64_t kLeastExchange = int64_t{6} << 20;  // a product's that fills a large card once
 
 }  // namespace
 
@@ -109,7 +111,7 @@ std::unique_ptr<Graph> CudaStream::end_recording() {
   DI_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
   DI_CUDA_CHECK(cudaGraphDestroy(graph));
   DI_CUDA_CHECK(cudaGraphUpload(exec, handle_));
-  return std::make_unique<CudaGraph>(exec, scratch_);
+  return std::make_unique<CudaGraph>(exec, scratch_.memory, exchange_.memory);
 }
 
 void CudaStream::launch(Graph& graph) {
@@ -118,17 +120,28 @@ void CudaStream::launch(Graph& graph) {
 }
 
 void* CudaStream::scratch(int64_t bytes) {
-  if (bytes <= scratch_bytes_) return scratch_.get();
+  grow(scratch_, bytes, kLeastScratch);
+  return scratch_.memory.get();
+}
+
+void* CudaStream::exchange(int64_t bytes) {
+  if (grow(exchange_, bytes, kLeastExchange)) {
+    DI_CUDA_CHECK(cudaMemsetAsync(exchange_.memory.get(), 0, exchange_.bytes, handle_));
+  }
+  return exchange_.memory.get();
+}
+
+bool CudaStream::grow(Room& room, int64_t bytes, int64_t least) {
+  if (bytes <= room.bytes) return false;
   DI_CHECK(!recording_, "an op needs {} bytes of scratch while recording and {} are there: run the step once before",
-           bytes, scratch_bytes_);
-  const int64_t wanted = std::max(kLeastScratch, bytes + bytes / 4);
+           bytes, room.bytes);
+  const int64_t wanted = std::max(least, bytes + bytes / 4);
   // The old memory goes back first, once no kernel uses it: the two need not fit at once.
   DI_CUDA_CHECK(cudaStreamSynchronize(handle_));
-  scratch_.reset();
-  scratch_bytes_ = 0;
-  scratch_ = allocate(wanted, "what an op keeps between its kernels (fewer max_num_batched_tokens need less)");
-  scratch_bytes_ = wanted;
-  return scratch_.get();
+  room = Room();
+  room.memory = allocate(wanted, "what an op keeps between its kernels (fewer max_num_batched_tokens need less)");
+  room.bytes = wanted;
+  return true;
 }
 
 std::shared_ptr<std::byte> CudaStream::allocate(int64_t bytes, std::string_view purpose) {

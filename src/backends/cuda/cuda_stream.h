@@ -42,6 +42,8 @@ class CudaStream final : public Stream {
   // Grows as ops ask for more, which must not happen while recording: a step of the same shape runs once before. Throws
   // OutOfMemory.
   void* scratch(int64_t bytes);
+  // The same for what blocks of one kernel hand each other: zeros when a kernel starts, and zeros when it ends.
+  void* exchange(int64_t bytes);
   // Memory that stays, such as packed weights. Throws OutOfMemory; `purpose` goes into its message.
   std::shared_ptr<std::byte> allocate(int64_t bytes, std::string_view purpose);
 
@@ -54,8 +56,15 @@ class CudaStream final : public Stream {
   cudaStream_t handle_ = nullptr;
   int num_sms_ = 0;
   bool recording_ = false;
-  std::shared_ptr<std::byte> scratch_;
-  int64_t scratch_bytes_ = 0;
+  // Memory of ops, replaced when they ask for more.
+  struct Room {
+    std::shared_ptr<std::byte> memory;
+    int64_t bytes = 0;
+  };
+  // Whether it was replaced.
+  bool grow(Room& room, int64_t bytes, int64_t least);
+
+  Room scratch_, exchange_;
   Status failure_;
 };
 

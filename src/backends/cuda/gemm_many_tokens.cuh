@@ -11,14 +11,6 @@
 
 namespace deepinfer::cuda {
 
-struct Item {
-  int task;
-  int block_row;
-  int token_block;
-  int part;   // of an item that is one part
-  int block;  // number within the task, parts aside
-};
-
 // One warpgroup's 64 outputs of kTokens tokens, rounded to BF16, as a box at `to`: [token][64], 128-byte swizzle.
 template <int kTokens>
 __device__ __forceinline__ void stage_box(float* to, const float* sums, float scale, int thread) {
@@ -119,7 +111,7 @@ class RunningTotal {
 
 // An item that is one part of its sums. The blocks of all parts share the tokens out among themselves, 32 by 32: each
 // leaves in memory what it has of the others' tokens, waits for what they have of its own and adds that up, the parts
-// in the order of their index. Waiting ends for the reason that finish_part gives.
+// in the order of their index. Waiting ends for the reason that exchange_in_memory gives.
 template <int N, int kStaging>
 __device__ __forceinline__ void finish_share(const float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
                                              const Item& item, float* staging) {

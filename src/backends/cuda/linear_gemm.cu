@@ -4,8 +4,8 @@
 //
 // The sum over a matrix's columns is cut into gemm_parts parts; each is summed from zero in ascending order, and the
 // parts are added in the order of their index. Where there is little to do, the parts of a block of outputs are items
-// of different blocks, which exchange their sums through scratch memory. Where there is much, one block runs the parts
-// one after the other. Both give the same bits.
+// of different blocks, which exchange their sums (gemm_exchange.cuh, gemm_many_tokens.cuh). Where there is much, one
+// block runs the parts one after the other. Both give the same bits.
 #include "backends/cuda/linear_gemm.cuh"
 
 #include <algorithm>
@@ -94,17 +94,29 @@ Plan make_plan(const GemmVariant& variant, std::span<const ops::LinearTask> task
   return plan;
 }
 
-// How many clusters of a kernel the card runs at a time; blocks wait for each other, so no launch has more.
-int resident_clusters(const GemmVariant& variant, const cudaLaunchConfig_t& config) {
+// How many clusters of `blocks` blocks of a kernel the card runs at a time. Blocks wait for each other, so no launch
+// has more.
+int resident_clusters(const GemmVariant& variant, int blocks, const cudaLaunchConfig_t& config) {
   static std::mutex mutex;
-  static std::map<void (*)(GemmParams), int> known;
+  static std::map<std::pair<void (*)(GemmParams), int>, int> known;
   std::lock_guard lock(mutex);
-  int& clusters = known[variant.kernel];
+  int& clusters = known[{variant.kernel, blocks}];
   if (clusters == 0) {
     DI_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, variant.kernel, &config));
-    DI_CHECK(clusters > 0, "a product's kernel for {} tokens does not fit the card", variant.block_tokens);
   }
   return clusters;
+}
+
+// The number of parts, if blocks that have them can exchange them in clusters, each with a multiprocessor for itself;
+// otherwise 0.
+int parts_in_cluster(const GemmVariant& variant, const GemmParams& params, int num_sms) {
+  const int parts = params.tasks[0].num_parts;
+  for (int i = 1; i < params.num_tasks; ++i) {
+    if (params.tasks[i].num_parts != parts) return 0;
+  }
+  const bool can = variant.spread && variant.block_tokens <= kFewTokens && parts > 1 &&
+                   parts >= variant.block_tokens / 8 && params.num_items <= num_sms;
+  return can ? parts : 0;
 }
 
 void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<const ops::LinearTask> tasks) {
@@ -112,31 +124,46 @@ void launch_variant(const GemmVariant& variant, CudaStream& stream, std::span<co
   GemmParams& params = plan.params;
   if (params.num_items == 0) return;
   params.ring_bytes = variant.stage_bytes;
-  params.num_stages =
-      std::min((variant.shared_limit - variant.fixed_shared_bytes) / variant.stage_bytes, kMaxGemmStages);
   params.counters = counters_of(stream.handle(), plan.num_counters);
-  const int shared = params.num_stages * params.ring_bytes + variant.fixed_shared_bytes;
-  DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(variant.cluster), 1, 1};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(variant.cluster));
   config.blockDim = dim3(variant.threads);
-  config.dynamicSmemBytes = shared;
   config.stream = stream.handle();
   config.attrs = attributes;
-  config.numAttrs = 1;
-  const int clusters = std::min(params.num_items, resident_clusters(variant, config));
-  config.gridDim.x = static_cast<unsigned>(clusters * variant.cluster);
+  // Returns how many clusters of so many blocks fit.
+  const auto configure = [&](int blocks, int inbox_bytes) {
+    const int fixed = variant.fixed_shared_bytes + inbox_bytes;
+    params.inbox_bytes = inbox_bytes;
+    params.num_stages = std::min((variant.shared_limit - fixed) / variant.stage_bytes, kMaxGemmStages);
+    config.dynamicSmemBytes = params.num_stages * params.ring_bytes + fixed;
+    DI_CUDA_CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(config.dynamicSmemBytes)));
+    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.numAttrs = 1;
+    return resident_clusters(variant, blocks, config);
+  };
+  const int parts = parts_in_cluster(variant, params, stream.num_sms());
+  if (parts > 0 && configure(parts, parts * variant.groups * 128 * 16) * parts >= params.num_items) {
+    config.gridDim.x = static_cast<unsigned>(params.num_items);
+  } else {
+    const int clusters = std::min(params.num_items, configure(variant.cluster, 0));
+    DI_CHECK(clusters > 0, "a product's kernel for {} tokens does not fit the card", variant.block_tokens);
+    config.gridDim.x = static_cast<unsigned>(clusters * variant.cluster);
+  }
   config.numAttrs = 2;
-  const int64_t sums = variant.spread ? plan.num_partials : config.gridDim.x;
-  params.partials = nullptr;
-  if (sums > 0) {
-    params.partials =
-        static_cast<float4*>(stream.scratch(sums * variant.block_tokens * variant.groups * kTileRows * 4));
+  params.partials = nullptr, params.left = nullptr;
+  const int64_t bytes_of_sums = int64_t{variant.block_tokens} * variant.groups * kTileRows * 4;
+  if (variant.block_tokens <= kFewTokens) {
+    if (params.inbox_bytes == 0 && plan.num_partials > 0) {
+      params.left = static_cast<uint4*>(stream.exchange(plan.num_partials * bytes_of_sums));
+    }
+  } else {
+    const int64_t sums = variant.spread ? plan.num_partials : config.gridDim.x;
+    if (sums > 0) params.partials = static_cast<float4*>(stream.scratch(sums * bytes_of_sums));
   }
   DI_CUDA_CHECK(cudaLaunchKernelEx(&config, variant.kernel, params));
 }
@@ -189,7 +216,7 @@ GemmShape choose_shape(const GemmVariants& variants, std::span<const ops::Linear
   const bool narrow = narrow_items <= 2 * num_sms;
   if (tokens <= 8) return narrow ? k8Narrow : k8;
   if (tokens <= 16) return narrow ? k16Narrow : k16;
-  if (tokens <= 64) return k64;
+  if (tokens <= 64) return narrow_items <= num_sms ? k64Narrow : k64;
   GemmShape best = k256Whole;
   for (const GemmShape shape : {k256, k128Whole, k128}) {
     if (cost(variants[shape], tasks, num_sms) < cost(variants[best], tasks, num_sms)) best = shape;

@@ -14,7 +14,7 @@
 namespace deepinfer::cuda {
 
 inline constexpr int kMaxGemmTasks = 16;
-inline constexpr int kMaxParts = 16;
+inline constexpr int kMaxParts = 8;  // as many blocks as a cluster has on every card
 
 // One matrix times its tokens. Its items are the pairs of a block of outputs and a block of N tokens, each times
 // the parts of the sum if those are spread over blocks.
@@ -38,12 +38,23 @@ struct GemmParams {
   int num_items;
   int num_stages;
   int ring_bytes;      // of a stage
-  float4* partials;    // [item][N / 8][consumers], or a block's totals
+  int inbox_bytes;     // of a block whose cluster are the parts of its sums; otherwise 0
+  float4* partials;    // of many tokens: [item][N / 8][consumers], or a block's totals
+  uint4* left;         // of few: [item][N / 8][consumers], zeros between launches
   unsigned* counters;  // zero between launches
   int first_items[kMaxGemmTasks];
   GemmTask tasks[kMaxGemmTasks];
   CUtensorMap tokens[kMaxGemmTasks];
   CUtensorMap outputs[kMaxGemmTasks];  // of those that boxes can be stored to
+};
+
+// What a block works at.
+struct Item {
+  int task;
+  int block_row;
+  int token_block;
+  int part;   // of an item that is one part
+  int block;  // number within the task, parts aside
 };
 
 // A kernel, and what the host must know of it.
@@ -58,8 +69,8 @@ struct GemmVariant {
   int shared_limit;
   int fixed_shared_bytes;  // besides the stages
 };
-// Narrow: two blocks of 64 outputs a multiprocessor, where that leaves none without work, and not two of 128.
-enum GemmShape { k8Narrow, k8, k16Narrow, k16, k64, k128, k128Whole, k256, k256Whole, kNumGemmShapes };
+// Narrow: blocks of 64 outputs, of few tokens two a multiprocessor, where that leaves none without work.
+enum GemmShape { k8Narrow, k8, k16Narrow, k16, k64Narrow, k64, k128, k128Whole, k256, k256Whole, kNumGemmShapes };
 using GemmVariants = std::array<GemmVariant, kNumGemmShapes>;
 const GemmVariants& gemm_variants_f8();
 const GemmVariants& gemm_variants_fp4();

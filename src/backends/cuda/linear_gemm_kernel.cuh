@@ -1,6 +1,7 @@
 // The kernels of linear_gemm.cu: products of matrices of one format, all of a call in one persistent launch.
 #pragma once
 
+#include "backends/cuda/gemm_exchange.cuh"
 #include "backends/cuda/gemm_mainloop.cuh"
 #include "backends/cuda/gemm_many_tokens.cuh"
 #include "backends/cuda/launch.cuh"
@@ -89,100 +90,9 @@ __device__ __forceinline__ void produce_tokens(const GemmParams& params, const R
       });
 }
 
-// Where the sums of a block's parts lie: [part][N / 8 sets of eight tokens][consumers], as the threads hold them.
-template <int N, int kGroups>
-struct Partials {
-  static constexpr int kSets = N / 8, kConsumers = kGroups * 128;
-  float4* first;  // of this thread
-  int num_parts;
-  int num_sets;  // that hold tokens
-
-  __device__ __forceinline__ float4* at(int part, int set) const { return first + (part * kSets + set) * kConsumers; }
-  __device__ __forceinline__ void leave(int part, const float (&d)[N / 2]) const {
-#pragma unroll
-    for (int s = 0; s < kSets; ++s) {
-      if (s < num_sets) __stcg(at(part, s), make_float4(d[4 * s], d[4 * s + 1], d[4 * s + 2], d[4 * s + 3]));
-    }
-  }
-  // The sums of the sets first_set, first_set + step ..., each of the parts in the order of their index. Eight loads or
-  // so are on their way at once.
-  template <int kCount>
-  __device__ __forceinline__ void add_up(int first_set, int step, float (&sum)[kCount][4]) const {
-    constexpr int kAtOnce = 8 / kCount;
-#pragma unroll 1
-    for (int part = 0; part < num_parts; part += kAtOnce) {
-      float4 x[kAtOnce][kCount];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          const int set = first_set + j * step;
-          if (part + i < num_parts && set < num_sets) x[i][j] = __ldcg(at(part + i, set));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (part + i >= num_parts) continue;
-        const bool start = part + i == 0;
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          add_part(sum[j], x[i][j], start);
-        }
-      }
-    }
-  }
-};
-
-// An item that is one part of its sums. All parts of a block meet at its counter, which returns to zero by itself. Few
-// tokens: whoever comes last adds the parts up. More: each waits for the others, says that it has seen them, and adds
-// up its share of the tokens. Waiting ends, because a block's parts are consecutive items, every multiprocessor takes
-// items in ascending order, and all blocks of the grid are resident together: the parts of the first block that is not
-// complete are running or done.
-template <int N, int kGroups>
-__device__ __forceinline__ void finish_part(const float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
-                                            const Item& item, float* staging, unsigned* seen) {
-  using Sums = Partials<N, kGroups>;
-  constexpr bool kLastAdds = Sums::kSets < 4;
-  const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
-  const int row_tile = kGroups * item.block_row + group, first_token = item.token_block * N;
-  const auto num_parts = static_cast<unsigned>(task.num_parts);
-  const int64_t before = task.first_partial + static_cast<int64_t>(item.block) * task.num_parts;
-  const Sums sums{params.partials + before * Sums::kSets * Sums::kConsumers + consumer, task.num_parts,
-                  min(Sums::kSets, (task.out.num_tokens - first_token + 7) / 8)};
-  unsigned* counter = params.counters + task.first_counter + item.block;
-  sums.leave(item.part, d);
-  sync_threads(1, Sums::kConsumers);
-  if (consumer == 0) {
-    if constexpr (kLastAdds) {
-      *seen = count_in_circle(counter, num_parts);
-    } else {
-      count_in_circle_unseen(counter, 2 * num_parts);
-      while (count_of_arrivals(counter) < num_parts) {
-      }
-    }
-  }
-  sync_threads(1, Sums::kConsumers);
-  if (kLastAdds && *seen + 1 != num_parts) return;
-  if (!kLastAdds && consumer == 0) count_in_circle_unseen(counter, 2 * num_parts);
-  constexpr int kTurn = kLastAdds ? Sums::kSets : 4;
-  const int step = kLastAdds ? 1 : task.num_parts;
-#pragma unroll 1
-  for (int first_set = kLastAdds ? 0 : item.part; first_set < sums.num_sets; first_set += kTurn * step) {
-    float sum[kTurn][4];
-    sums.add_up(first_set, step, sum);
-    if (row_tile >= task.row_tiles) return;
-#pragma unroll
-    for (int i = 0; i < kTurn; ++i) {
-      const int set = first_set + i * step;
-      if (set >= sums.num_sets) break;
-      write_outputs<8>(task.out, sum[i], first_token + 8 * set, row_tile * kTileRows, staging, 2 + group, thread);
-    }
-  }
-}
-
 template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kCluster>
 __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGroups, kCluster>& ring, float* staging,
-                                        unsigned* seen) {
+                                        const Inbox& inbox) {
   constexpr int kStaging = kWarpgroupStaging<kFormat, N>;
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
   const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
@@ -211,7 +121,11 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
         if constexpr (N >= kManyTokens) {
           finish_share<N, kStaging>(d, params, task, item, staging);
         } else {
-          finish_part<N, kGroups>(d, params, task, item, staging, seen);
+          if (params.inbox_bytes > 0) {
+            exchange_in_cluster<N, kGroups>(d, task, item, inbox, staging);
+          } else {
+            exchange_in_memory<N, kGroups>(d, params, task, item, staging);
+          }
         }
         continue;
       }
@@ -251,34 +165,40 @@ __host__ __device__ constexpr int gemm_threads(int tokens, int groups, int block
   return groups * 128 + (moves_registers(tokens, blocks) ? 128 : 64);
 }
 
-// kBlocks: resident on a multiprocessor. Shared memory: the ring's stages, the warpgroups' staging, the barriers, the
-// count that finish_part saw.
+// kBlocks: resident on a multiprocessor. Shared memory: the ring's stages, the inbox, the warpgroups' staging, the
+// barriers, the last of them the inbox's.
 template <WeightFormat kFormat, int N, bool kSpread, int kGroups, int kBlocks, int kCluster>
 __global__ void __launch_bounds__(gemm_threads(N, kGroups, kBlocks), kBlocks)
     gemm_kernel(const __grid_constant__ GemmParams params) {
 #ifdef DI_SM90A
   constexpr bool kMoves = moves_registers(N, kBlocks);
   extern __shared__ __align__(1024) std::byte shared[];
-  float* staging = reinterpret_cast<float*>(shared + params.num_stages * params.ring_bytes);
+  auto* sums = reinterpret_cast<float4*>(shared + params.num_stages * params.ring_bytes);
+  float* staging = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(sums) + params.inbox_bytes);
   std::byte* barriers = reinterpret_cast<std::byte*>(staging + kGroups * kWarpgroupStaging<kFormat, N>);
-  auto* seen = reinterpret_cast<unsigned*>(barriers + 16 * kMaxGemmStages);
   const Ring<kGroups, kCluster> ring{shared, shared_address(barriers), shared_address(barriers) + 8 * kMaxGemmStages,
                                      params.num_stages, params.ring_bytes};
+  const Inbox inbox{sums, shared_address(barriers) + 16 * kMaxGemmStages};
+  const bool exchanges_in_cluster = N <= kFewTokens && params.inbox_bytes > 0;
   constexpr int kThreads = gemm_threads(N, kGroups, kBlocks), kProducers = kGroups * 128;
   let_next_kernel_start();
-  if (threadIdx.x == kProducers) ring.init();
+  if (threadIdx.x == kProducers) {
+    if (exchanges_in_cluster) barrier_init(inbox.barrier, 1);
+    ring.init();
+  }
   if constexpr (kCluster == 1) {
     start_after_warp(kProducers / 32, kThreads);
   } else {
     sync_cluster();
   }
+  if (exchanges_in_cluster) arrive_in_cluster();
   if (threadIdx.x >= kProducers) {
     if constexpr (kMoves) give_registers<40>();
     if (threadIdx.x == kProducers) produce_weights<kFormat, N, kSpread>(params, ring);
     if (threadIdx.x == kProducers + 32) produce_tokens<N, kSpread>(params, ring);
   } else {
     if constexpr (kMoves) take_registers<232>();
-    consume<kFormat, N, kSpread, kGroups, kCluster>(params, ring, staging, seen);
+    consume<kFormat, N, kSpread, kGroups, kCluster>(params, ring, staging, inbox);
     if (N >= kManyTokens && threadIdx.x % 128 == 0) wait_for_stores();
   }
   // No block leaves while another may still write to it.
@@ -307,11 +227,11 @@ constexpr GemmVariant gemm_variant() {
 // In the order of GemmShape.
 template <WeightFormat kFormat>
 constexpr GemmVariants kGemmVariants = {
-    gemm_variant<kFormat, 8, true, 1, 2, 1>(),    gemm_variant<kFormat, 8, true, 2, 2, 1>(),
-    gemm_variant<kFormat, 16, true, 1, 2, 1>(),   gemm_variant<kFormat, 16, true, 2, 2, 1>(),
-    gemm_variant<kFormat, 64, true, 2, 1, 1>(),   gemm_variant<kFormat, 128, true, 2, 1, 2>(),
-    gemm_variant<kFormat, 128, false, 2, 1, 2>(), gemm_variant<kFormat, 256, true, 2, 1, 2>(),
-    gemm_variant<kFormat, 256, false, 2, 1, 2>(),
+    gemm_variant<kFormat, 8, true, 1, 2, 1>(),   gemm_variant<kFormat, 8, true, 2, 2, 1>(),
+    gemm_variant<kFormat, 16, true, 1, 2, 1>(),  gemm_variant<kFormat, 16, true, 2, 2, 1>(),
+    gemm_variant<kFormat, 64, true, 1, 1, 1>(),  gemm_variant<kFormat, 64, true, 2, 1, 1>(),
+    gemm_variant<kFormat, 128, true, 2, 1, 2>(), gemm_variant<kFormat, 128, false, 2, 1, 2>(),
+    gemm_variant<kFormat, 256, true, 2, 1, 2>(), gemm_variant<kFormat, 256, false, 2, 1, 2>(),
 };
 
 }  // namespace deepinfer::cuda

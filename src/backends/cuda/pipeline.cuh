@@ -84,10 +84,27 @@ __device__ __forceinline__ void warp_arrive_everywhere(uint32_t barrier) {
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
+// Its two halves, for threads that have something to do between them. One that ends needs only the first.
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ uint32_t block_in_cluster() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+
+// What is at `address` of this block's shared memory, in block `block` of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t block) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+// Stores 16 bytes in a block of the cluster and reports them to a barrier there.
+__device__ __forceinline__ void send(uint32_t to, float4 x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
 }
 
 // Hints for the L2: what passes through once, what every block reads, and neither.
@@ -162,16 +179,8 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
-// Counts to `limit` and starts again from zero. Returns the count before, and orders memory like count_arrival.
-__device__ __forceinline__ unsigned count_in_circle(unsigned* counter, unsigned limit) {
-  unsigned before;
-  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(limit - 1)
-               : "memory");
-  return before;
-}
-// The same by one who does not wait for the answer: this block's writes come before, nothing else is ordered.
+// Counts to `limit` and starts again from zero, without an answer: this block's writes come before, nothing else is
+// ordered.
 __device__ __forceinline__ void count_in_circle_unseen(unsigned* counter, unsigned limit) {
   asm volatile("red.inc.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(limit - 1) : "memory");
 }

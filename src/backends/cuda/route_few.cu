@@ -1,15 +1,13 @@
 // The router's product and the choice of experts in one kernel, for at most eight tokens.
 //
-// A block has 128 experts and one part of their sums (gemm_parts, the same as in `linear`, with the same main loop),
-// all of whose weights fit its shared memory: they are fetched while the kernel before runs. Blocks leave their parts
-// in scratch memory and count; the first ones, one a token, wait for all and add the parts up in the order of their
-// index, as linear_gemm.cu does. They may wait, since all blocks of the grid are resident together.
+// A block has 64 experts and one part of their sums (gemm_parts, the same as in `linear`, with the same main loop), all
+// of whose weights fit its shared memory: they are fetched while the kernel before runs. Blocks hand their parts to the
+// first ones (exchange.cuh), one a token, which add them up in the order of their index, as linear_gemm.cu does. They
+// may wait, since all blocks of the grid are resident together.
 //
 // Floor: the latency of one kernel and of an exchange through the L2 (3.9 MB of weights take 0.9 us of it).
-#include <array>
-#include <mutex>
-
 #include "backends/cuda/cuda_check.h"
+#include "backends/cuda/exchange.cuh"
 #include "backends/cuda/gemm_mainloop.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/linear_gemm.cuh"
@@ -20,37 +18,18 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kTokens = 8, kGroups = 2, kConsumers = 128 * kGroups;
+constexpr int kTokens = 8, kGroups = 1, kConsumers = 128 * kGroups;
 // Warps that multiply, the producer's, and some that only help with the scores: one expert a thread, as released.
 constexpr int kScorers = 384, kThreads = kScorers + 32;
 constexpr int kStage = stage_bytes<kTokens, kGroups>(tile_bytes(WeightFormat::kBf16));
-constexpr int kStages = 3;  // more do not fit beside another block
+constexpr int kStages = 5;  // more do not fit beside another block
 constexpr int kShared = kStages * kStage + 16 * kStages + static_cast<int>(sizeof(RouteScores));
-
-// Counters that are zero between launches, one for each stream.
-constexpr int kCounters = 64;
-__device__ unsigned route_counters[kCounters];
-
-unsigned* counter_of(cudaStream_t stream) {
-  static std::mutex mutex;
-  static std::array<cudaStream_t, kCounters> owners;
-  static int num_owners = 0;
-  static unsigned* base = nullptr;
-  std::lock_guard lock(mutex);
-  if (base == nullptr) DI_CUDA_CHECK(cudaGetSymbolAddress(reinterpret_cast<void**>(&base), route_counters));
-  int i = 0;
-  while (i < num_owners && owners[i] != stream) ++i;
-  DI_CHECK(i < kCounters, "routing on more than {} streams", kCounters);
-  if (i == num_owners) owners[num_owners++] = stream;
-  return base + i;
-}
 
 struct Params {
   const std::byte* tiles;
   int num_k_tiles, row_tiles, num_parts, num_tokens, exponent;
   float scale;
-  float* parts;  // [token][part][expert]
-  unsigned* counter;
+  uint32_t* parts;  // [token][part][expert]
   RouteParams route;
   CUtensorMap tokens;
 
@@ -82,31 +61,32 @@ __device__ __forceinline__ void leave_part(const Params& p, int part, int row_ti
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int t = token + i % 2, e = expert + i / 2 * 8;
-    if (t < p.num_tokens && e < p.route.count) __stcg(p.parts + (t * p.num_parts + part) * p.route.count + e, d[i]);
+    if (t >= p.num_tokens || e >= p.route.count) continue;
+    store_exchanged(p.parts + (t * p.num_parts + part) * p.route.count + e, to_exchanged(d[i]));
   }
 }
 
 __device__ __forceinline__ float add_up(const Params& p, int token, int expert) {
-  const float* from = p.parts + static_cast<int64_t>(token) * p.num_parts * p.route.count + expert;
-  float x[kMaxParts];
+  uint32_t* from = p.parts + static_cast<int64_t>(token) * p.num_parts * p.route.count + expert;
+  uint32_t x[kMaxParts];
+  bool all_there;
+  do {
+    all_there = true;
+#pragma unroll
+    for (int i = 0; i < kMaxParts; ++i) {
+      if (i < p.num_parts) x[i] = load_exchanged(from + i * p.route.count);
+    }
+#pragma unroll
+    for (int i = 0; i < kMaxParts; ++i) all_there &= i >= p.num_parts || is_there(x[i]);
+  } while (!all_there);
+  float sum = from_exchanged(x[0]);
 #pragma unroll
   for (int i = 0; i < kMaxParts; ++i) {
-    if (i < p.num_parts) x[i] = __ldcg(from + i * p.route.count);
-  }
-  float sum = x[0];
-#pragma unroll
-  for (int i = 1; i < kMaxParts; ++i) {
-    if (i < p.num_parts) sum += x[i];
+    if (i >= p.num_parts) break;
+    if (i > 0) sum += from_exchanged(x[i]);
+    store_exchanged(from + i * p.route.count, 0);
   }
   return sum * p.scale;
-}
-
-__device__ __forceinline__ void wait_for_all_parts(const Params& p) {
-  const unsigned blocks = gridDim.x;
-  while (count_of_arrivals(p.counter) < blocks) {
-  }
-  // All that wait have seen it.
-  if (count_arrival(p.counter) + 1 == blocks + p.num_tokens) *p.counter = 0;
 }
 
 __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_constant__ Params p) {
@@ -141,13 +121,9 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
       multiply_tiles<WeightFormat::kBf16, kTokens>(d, ring, at, end - first, group, consumer % 128, p.exponent);
       leave_part(p, part, row_tile + group, d, consumer % 128);
     }
-    sync_threads(1, kConsumers);
-    if (consumer == 0) {
-      count_arrival(p.counter);
-      if (token < p.num_tokens) wait_for_all_parts(p);
-    }
   }
   if (token >= p.num_tokens) return;
+  // Nobody looks for parts before the kernel before is over, whose exchange uses the same memory.
   sync_threads(2, kScorers);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -188,8 +164,7 @@ void route_few(CudaStream& stream, const ops::RouteArgs& a) {
   p.num_parts = gemm_parts(gate);
   p.num_tokens = static_cast<int>(a.in.rows);
   p.exponent = info.scale_bias, p.scale = info.output_scale;
-  p.parts = static_cast<float*>(stream.scratch(p.num_tokens * p.num_parts * gate.rows * 4));
-  p.counter = counter_of(stream.handle());
+  p.parts = static_cast<uint32_t*>(stream.exchange(p.num_tokens * p.num_parts * gate.rows * 4));
   p.route = route_params(a);
   static const cudaError_t allowed =
       cudaFuncSetAttribute(route_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
