@@ -187,9 +187,9 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
   // Sums of one, of few and of many parts; few outputs and more than two blocks a multiprocessor.
   constexpr Shape kShapes[] = {{WeightFormat::kF8Tile32, 1280, 5120}, {WeightFormat::kF8Tile32, 5120, 2304},
                                {WeightFormat::kF8Tile32, 1024, 4096}, {WeightFormat::kF8Tile32, 17024, 640},
-                               {WeightFormat::kMxfp4, 576, 2304},     {WeightFormat::kMxfp4, 17024, 160},
-                               {WeightFormat::kF8Tile32, 5120, 8192}, {WeightFormat::kBf16, 384, 5120},
-                               {WeightFormat::kBf16, 16, 96}};
+                               {WeightFormat::kF8Tile32, 2560, 3072}, {WeightFormat::kMxfp4, 576, 2304},
+                               {WeightFormat::kMxfp4, 17024, 160},    {WeightFormat::kF8Tile32, 5120, 8192},
+                               {WeightFormat::kBf16, 384, 5120},      {WeightFormat::kBf16, 16, 96}};
   constexpr int64_t kTokens = 5000;
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(shape.format, shape.rows, shape.cols);
@@ -223,8 +223,8 @@ TEST_F(LinearTest, ATokensOutputsDoNotDependOnItsBatch) {
   }
 }
 
-// So wide that a part of a sum fills the ring more than once in every kernel, with 16 parts a sum: small enough for
-// racecheck to follow.
+// So wide that a part of a sum fills the ring more than once in every kernel, with eight parts a sum: small enough
+// for racecheck to follow.
 TEST_F(LinearTest, StagesThatAreFilledAgainGiveEveryNumberOfTokensTheSameBits) {
   constexpr int64_t kRows = 112, kCols = 40'960, kTokens = 300;
   for (WeightFormat format : {WeightFormat::kF8Tile32, WeightFormat::kMxfp4, WeightFormat::kBf16}) {
@@ -353,6 +353,31 @@ TEST_F(LinearTest, TasksOfOneCallAreIndependentAndViewsMayBeStrided) {
         yi.insert(yi.end(), all.begin() + t * 624 + 208 * i, all.begin() + t * 624 + 208 * (i + 1));
       }
       expect_product(c, xi, yi, tokens, false, "fp4 " + std::to_string(i));
+    }
+  }
+}
+
+// As the first projections of a layer: parts of both matrices in one launch.
+TEST_F(LinearTest, MatricesBesideEachOtherGiveTheBitsOfEachAlone) {
+  constexpr int64_t kTokens = 64, kCols = 5120, kRows[] = {1280, 512};
+  const Tensor in = tensor(ElementType::kBf16, kTokens, kCols, random_values(kTokens * kCols));
+  PackedWeight weights[2];
+  for (int i = 0; i < 2; ++i) weights[i] = pack(matrix(WeightFormat::kF8Tile32, kRows[i], kCols));
+  for (int64_t tokens : {1, 9, 20, 57, 64}) {
+    Tensor together[2], alone[2];
+    std::vector<LinearTask> tasks;
+    for (int i = 0; i < 2; ++i) {
+      together[i] = poisoned(ElementType::kF32, tokens, kRows[i]);
+      alone[i] = poisoned(ElementType::kF32, tokens, kRows[i]);
+      tasks.push_back(task(together[i], in, weights[i]));
+      tasks.back().in = in.view().row_range(0, tokens);
+      LinearTask one = tasks.back();
+      one.out = alone[i].view();
+      run(one);
+    }
+    cuda::linear(stream(), tasks);
+    for (int i = 0; i < 2; ++i) {
+      expect_same_bits(together[i].values(), alone[i].values(), std::to_string(tokens) + " tokens", kRows[i]);
     }
   }
 }

@@ -66,7 +66,7 @@ TEST_F(CudaRouteTest, ExtremeLogitsGiveFiniteWeights) {
   check(4, 64, 4, logits, Floats(64, 0.0f), true);
 }
 
-// The same tokens, from one to more than one kernel takes, as often as a counter that is left behind would show.
+// The same tokens, from one to more than one kernel takes, as often as parts that are left behind would show.
 TEST_F(CudaRouteTest, WithAGateGivesTheBitsOfTheProductAndTheChoiceForAnyNumberOfTokens) {
   for (auto [experts, hidden, top_k] :
        {std::array<int64_t, 3>{384, 5120, 6}, {384, 4096, 8}, {256, 2048, 8}, {130, 1024, 4}, {16, 64, 2}}) {
