@@ -111,66 +111,99 @@ struct Turns {
 template <int N, int kGroups>
 using TurnsOf = Turns<N == kFewTokens && kGroups == 2>;
 
+// Hides where a value comes from, so that a loop does not work it out again in every turn.
+template <typename T>
+__device__ __forceinline__ void keep(T& x) {
+  asm volatile("" : "+r"(x));
+}
+
 // multiply_tiles for few tokens. All instructions of a stage are one group; while it runs, the next stage's operands
-// are made as far as they can be without touching those that it reads.
-template <WeightFormat kFormat, int N, int kGroups, int kCluster>
+// are made in the other of two sets of registers (kSets; with one, once it is done).
+//
+// Instructions count: beside matrix instructions that fill the tensor cores, all others take about twice their time
+// (H200), and converting a stage takes two hundred a warp.
+template <WeightFormat kFormat, int N, int kSets, int kGroups, int kCluster>
 __device__ __forceinline__ void multiply_few(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
                                              int num_tiles, const TurnsOf<N, kGroups>& turns, int group, int thread,
                                              int exponent) {
+  static_assert(kCluster == 1);
   constexpr int kTiles = kStageTiles<N>, kBytes = tile_bytes(kFormat);
-  const int own = kTiles * kSlabBytes<N> + group * kTiles * kBytes;
-  uint32_t a[2 * kTiles][8], bits[2 * kTiles][8], multipliers[2 * kTiles][2];
-  TileShare<kFormat> share[kTiles];
-  const auto prepare = [&](int tiles) {
-    ring.wait_full(at);
-    const std::byte* weights = ring.stage(at) + own;
+  using Share = TileShare<kFormat>;
+  using Operands = uint32_t[2 * kTiles][8];
+  Operands a[kSets];
+  const uint32_t first_stage = shared_address(ring.stages), to_empty = ring.empty - ring.full;
+  const uint32_t own = kTiles * kSlabBytes<N> + group * kTiles * kBytes;
+  uint32_t codes = own + Share::codes_at(thread), scales = own + Share::scales_at(thread);
+  uint32_t last = ring.full + 8 * (ring.num_stages - 1);
+  keep(codes), keep(scales), keep(last), keep(exponent);
+  uint32_t stage = first_stage + at.stage * ring.bytes, full = ring.full + 8 * at.stage, use = at.use, b;
+  // What instructions take from uniform registers gets there once a stage, and not once an instruction.
+  const auto describe = [&] { b = __shfl_sync(0xFFFFFFFFu, wgmma_descriptor_low(stage), 0); };
+  const auto advance = [&] {
+    const bool wraps = full == last;
+    stage = wraps ? first_stage : stage + ring.bytes;
+    full = wraps ? ring.full : full + 8;
+    use ^= wraps;
+    describe();
+  };
+  const auto prepare = [&](int tiles, Operands& to) {
+    Share share[kTiles];
+    uint32_t bits[2 * kTiles][8], multipliers[2 * kTiles][2];
+    barrier_wait(full, use);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
-      if (j < tiles) share[j].load(weights + j * kBytes, thread);
+      if (j < tiles) share[j].load(stage + codes, stage + scales, j * kBytes);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      if (j < 2 * tiles) share[j / 2].prepare(j % 2, exponent, bits[j], multipliers[j]);
     }
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
       if (j >= 2 * tiles) continue;
-      share[j / 2].prepare(j % 2, exponent, bits[j], multipliers[j]);
-      hold_bits<kFormat>(bits[j]);
+      share[j / 2].finish(j % 2, bits[j], multipliers[j], to[j]);
+#pragma unroll
+      for (uint32_t& x : to[j]) keep(x);  // made here, and not after the wait that follows
     }
   };
-  const auto multiply = [&](int tiles) {
-    const uint32_t b = wgmma_descriptor_low(shared_address(ring.stage(at)));
-#pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) {
-      if (j < 2 * tiles) share[j / 2].finish(j % 2, bits[j], multipliers[j], a[j]);
-    }
+  const auto multiply = [&](int tiles, const Operands& from) {
     turns.wait();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
       if (i >= 4 * tiles) continue;
-      Wgmma<N>::mma(d, a[i / 2] + i % 2 * 4, wgmma_descriptor_from(b + i / 4 * (kSlabBytes<N> / 16) + i % 4 * 2), 1);
+      Wgmma<N>::mma(d, from[i / 2] + i % 2 * 4, wgmma_descriptor_from(b + i / 4 * (kSlabBytes<N> / 16) + i % 4 * 2), 1);
     }
     wgmma_commit();
     turns.end();
   };
   wgmma_hold(d);
-  const int full_stages = num_tiles / kTiles;
-  if (full_stages > 0) prepare(kTiles);
+  describe();
+  int left = num_tiles / kTiles;
+  if (left > 0) prepare(kTiles, a[0]);
 #pragma unroll 1
-  for (int left = full_stages; left > 0; --left) {
-    multiply(kTiles);
-    const int running = at.stage;
-    at.advance(ring.num_stages);
-    if (left > 1) prepare(kTiles);
-    wgmma_wait<0>();
-    ring.release(running);
+  while (left > 0) {
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      multiply(kTiles, a[set]);
+      const uint32_t running = full + to_empty;
+      advance();
+      if (kSets > 1 && left > 1) prepare(kTiles, a[(set + 1) % kSets]);
+      wgmma_wait<0>();
+      warp_arrive(running);
+      if (kSets == 1 && left > 1) prepare(kTiles, a[set]);
+      if (--left == 0) break;
+    }
   }
   if (num_tiles % kTiles != 0) {
-    prepare(1);
-    multiply(1);
+    prepare(1, a[0]);
+    multiply(1, a[0]);
     wgmma_wait<0>();
-    ring.release(at.stage);
-    at.advance(ring.num_stages);
+    warp_arrive(full + to_empty);
+    advance();
   }
   wgmma_hold(d);
+  at.stage = static_cast<int>(full - ring.full) / 8, at.use = use;
 }
 
 // multiply_tiles for many tokens. Stages are handed back a step late: an instruction group reads its stage until it is
@@ -226,14 +259,14 @@ __device__ __forceinline__ void multiply_many(float (&d)[N / 2], const Ring<kGro
 
 // Adds to d, which holds zeros, the sum over `num_tiles` column tiles that the producer sends. One consumer warpgroup;
 // `thread` is 0 ... 127 within it, `group` says which 64 of the block's rows. `exponent`: TileShare's. `takes_turns`:
-// both warpgroups of the block call it.
-template <WeightFormat kFormat, int N, int kGroups, int kCluster>
+// both warpgroups of the block call it. kSets: multiply_few's.
+template <WeightFormat kFormat, int N, int kSets = 2, int kGroups, int kCluster>
 __device__ __forceinline__ void multiply_tiles(float (&d)[N / 2], const Ring<kGroups, kCluster>& ring, RingPosition& at,
                                                int num_tiles, int group, int thread, int exponent,
                                                bool takes_turns = false) {
   // Two blocks of two warpgroups have too few registers for the operands of two tiles.
   if constexpr (kGroups == 1 || N == kFewTokens) {
-    multiply_few<kFormat, N>(d, ring, at, num_tiles, {takes_turns, group}, group, thread, exponent);
+    multiply_few<kFormat, N, kSets>(d, ring, at, num_tiles, {takes_turns, group}, group, thread, exponent);
   } else {
     multiply_many<kFormat, N>(d, ring, at, num_tiles, group, thread, exponent);
   }
@@ -258,6 +291,7 @@ struct WeightFill {
   int64_t row_bytes;       // of 64 rows
   int num_rows;            // of 64: those that the matrix has, kGroups at most, and none if not positive
   int bytes_of_tile;
+  int bytes_of_slab = kSlabBytes<N>;  // that are fetched
 
   // Announces all of the stage, tokens included, and fetches the weights.
   template <int kCluster>
@@ -265,7 +299,7 @@ struct WeightFill {
                                        uint64_t policy) const {
     const uint32_t to = shared_address(ring.stages) + stage * ring.bytes + kStageTiles<N> * kSlabBytes<N>;
     const uint32_t barrier = ring.full + 8 * stage;
-    barrier_expect(barrier, count * (kSlabBytes<N> + bytes_of_tile * max(num_rows, 0)));
+    barrier_expect(barrier, count * (bytes_of_slab + bytes_of_tile * max(num_rows, 0)));
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g >= num_rows) break;

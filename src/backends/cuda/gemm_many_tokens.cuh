@@ -115,7 +115,7 @@ class RunningTotal {
 template <int N, int kStaging>
 __device__ __forceinline__ void finish_share(const float (&d)[N / 2], const GemmParams& params, const GemmTask& task,
                                              const Item& item, float* staging) {
-  constexpr int kTokens = box_tokens(true), kBox = box_floats(kTokens);
+  constexpr int kTokens = box_tokens(N, true), kBox = box_floats(kTokens);
   constexpr int kConsumers = 256, kGroups = kTokens / 8, kShares = N / kTokens, kSums = kTokens / 2;
   constexpr int kAtOnce = N == kManyTokens ? 4 : 1;  // parts; with more tokens registers are full
   static_assert(kStaging >= kShares / 2 * kBox);

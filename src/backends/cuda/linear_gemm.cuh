@@ -21,9 +21,10 @@ inline constexpr int kMaxParts = 8;  // as many blocks as a cluster has on every
 struct GemmTask {
   const std::byte* tiles;
   int num_k_tiles;
-  int row_tiles;     // of 64
-  int cluster_rows;  // blocks of outputs, those of a cluster together
-  int token_blocks;  // of N
+  int row_tiles;      // of 64
+  int cluster_rows;   // blocks of outputs, those of a cluster together
+  int token_blocks;   // of N
+  int bytes_of_slab;  // of the tokens that are fetched of a column tile
   int num_parts;
   int exponent;           // TileShare's
   bool stores_boxes;      // plain BF16 outputs at multiples of 16 bytes
@@ -76,14 +77,21 @@ const GemmVariants& gemm_variants_f8();
 const GemmVariants& gemm_variants_fp4();
 const GemmVariants& gemm_variants_bf16();
 inline constexpr int kMaxGemmStages = 24;
-inline constexpr int kManyTokens = 128;  // of a block that stores outputs in boxes
-// Tokens of a box: all that have the same block's sums, or what blocks that exchange sums share out.
-__host__ __device__ constexpr int box_tokens(bool spread) { return spread ? 32 : 128; }
+inline constexpr int kManyTokens = 128;  // of a block
+inline constexpr int kBoxedTokens = 64;  // of a block that stores outputs in boxes, and more
+template <int N>
+inline constexpr bool kStoresBoxes = N >= kBoxedTokens;
+// Tokens of a box: of few, all; of many, all that have the same block's sums, or what blocks that exchange sums share
+// out.
+__host__ __device__ constexpr int box_tokens(int block_tokens, bool spread) {
+  return block_tokens < kManyTokens ? block_tokens : spread ? 32 : 128;
+}
 __host__ __device__ constexpr int box_floats(int tokens) { return tokens * 32; }  // BF16, 64 outputs
-// Floats of a warpgroup's staging: what write_outputs needs or, for many tokens, a box of 128; more where four stages
-// leave room for some of a total.
+// Floats of a warpgroup's staging: what write_outputs needs, or a box; for many tokens one of 128, and more where four
+// stages leave room for some of a total.
 template <WeightFormat kFormat, int N>
-inline constexpr int kWarpgroupStaging = N < kManyTokens                                      ? kStagingFloats<N>
+inline constexpr int kWarpgroupStaging = !kStoresBoxes<N>                                     ? kStagingFloats<N>
+                                         : N < kManyTokens                                    ? box_floats(N)
                                          : N == kManyTokens || kFormat == WeightFormat::kBf16 ? box_floats(128)
                                                                                               : box_floats(224);
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ void produce_weights(const GemmParams& params, const 
         const int row = kGroups * item.block_row;
         WeightFill<N, kGroups> fill{task.tiles + static_cast<int64_t>(row) * task.num_k_tiles * kBytes,
                                     static_cast<int64_t>(task.num_k_tiles) * kBytes, min(kGroups, task.row_tiles - row),
-                                    kBytes};
+                                    kBytes, task.bytes_of_slab};
         ring.wait_empty(at);
         fill.copy(ring, at.stage, tile, count, task.token_blocks == 1 ? once : normal);
       });
@@ -95,7 +95,9 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
                                         const Inbox& inbox) {
   constexpr int kStaging = kWarpgroupStaging<kFormat, N>;
   const int rank = kCluster == 1 ? 0 : static_cast<int>(block_in_cluster());
-  const int consumer = threadIdx.x, group = consumer / 128, thread = consumer % 128;
+  int group = threadIdx.x / 128;
+  if constexpr (N == kFewTokens) group = __shfl_sync(0xFFFFFFFFu, group, 0);  // so that it stays in a register
+  const int thread = threadIdx.x % 128;
   TurnsOf<N, kGroups>{true, group}.begin();
   staging += group * kStaging;
   RunningTotal<N, kStaging> total(params.partials, staging);
@@ -121,6 +123,8 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
         if constexpr (N >= kManyTokens) {
           finish_share<N, kStaging>(d, params, task, item, staging);
         } else {
+          // Of the staging, for an item before.
+          if (kStoresBoxes<N> && thread == 0) wait_for_reads_of_stores();
           if (params.inbox_bytes > 0) {
             exchange_in_cluster<N, kGroups>(d, task, item, inbox, staging);
           } else {
@@ -147,10 +151,10 @@ __device__ __forceinline__ void consume(const GemmParams& params, const Ring<kGr
     }
     if (!has_rows) continue;
     const int first_token = item.token_block * N, first_output = row_tile * kTileRows;
-    if constexpr (N >= kManyTokens) {
+    if constexpr (kStoresBoxes<N>) {
       if (task.stores_boxes) {
-        write_boxes<N, box_tokens(kSpread), kStaging>(task.out, &params.outputs[item.task], d, first_token,
-                                                      first_output, staging, 2 + group, thread);
+        write_boxes<N, box_tokens(N, kSpread), kStaging>(task.out, &params.outputs[item.task], d, first_token,
+                                                         first_output, staging, 2 + group, thread);
         continue;
       }
       if (thread == 0) wait_for_reads_of_stores();
@@ -199,7 +203,8 @@ __global__ void __launch_bounds__(gemm_threads(N, kGroups, kBlocks), kBlocks)
   } else {
     if constexpr (kMoves) take_registers<232>();
     consume<kFormat, N, kSpread, kGroups, kCluster>(params, ring, staging, inbox);
-    if (N >= kManyTokens && threadIdx.x % 128 == 0) wait_for_stores();
+    // A block leaves its shared memory once that has been read; the kernel is over once all has been written.
+    if (kStoresBoxes<N> && threadIdx.x % 128 == 0) wait_for_reads_of_stores();
   }
   // No block leaves while another may still write to it.
   if constexpr (kCluster > 1) {

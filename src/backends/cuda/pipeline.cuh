@@ -166,8 +166,6 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, int x, int y, 
 __device__ __forceinline__ void wait_for_reads_of_stores() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Until the stores are done.
-__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
     if (row_tile + group < p.row_tiles) {
       float d[kTokens / 2] = {};
       RingPosition at;
-      multiply_tiles<WeightFormat::kBf16, kTokens>(d, ring, at, end - first, group, consumer % 128, p.exponent);
+      multiply_tiles<WeightFormat::kBf16, kTokens, 1>(d, ring, at, end - first, group, consumer % 128, p.exponent);
       leave_part(p, part, row_tile + group, d, consumer % 128);
     }
   }

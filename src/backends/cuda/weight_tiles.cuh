@@ -95,10 +95,30 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return product;
 }
 
-// load() reads thread `thread`'s share (0 ... 127) of a tile in shared memory; fragments() makes of it the operands of
-// the two instructions of column half `half`: a[0 ... 3] those of its first 16 columns, a[4 ... 7] of the others.
-// `exponent` is the format's constant plus the matrix's scale_bias. fragments() is prepare(), which touches no operand
-// and so may run while instructions read the last ones, then finish().
+__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t load_shared2(uint32_t address) {
+  uint32_t x;
+  asm volatile("{\n.reg .u16 x;\nld.shared.u16 x, [%1];\ncvt.u32.u16 %0, x;\n}\n" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+// load() reads thread `thread`'s share (0 ... 127) of a tile in shared memory, or the one whose codes and scales a loop
+// knows as addresses: codes_at() and scales_at() beyond a tile `offset` bytes further. fragments() makes of it the
+// operands of the two instructions of column half `half`: a[0 ... 3] those of its first 16 columns, a[4 ... 7] of the
+// others. `exponent` is the format's constant plus the matrix's scale_bias. fragments() is prepare(), which touches no
+// operand and so may run while instructions read the last ones, then finish().
 template <WeightFormat kFormat>
 struct TileShare;
 
@@ -109,6 +129,13 @@ struct TileShare<WeightFormat::kF8Tile32> {
   uint4 codes[2];
   uint32_t scales;
 
+  static __device__ __forceinline__ uint32_t codes_at(int thread) { return thread * 16; }
+  static __device__ __forceinline__ uint32_t scales_at(int thread) { return 4096 + thread / 64 * 2; }
+  __device__ __forceinline__ void load(uint32_t own_codes, uint32_t own_scales, uint32_t offset) {
+    codes[0] = load_shared16(own_codes + offset);
+    codes[1] = load_shared16(own_codes + offset + 2048);
+    scales = load_shared2(own_scales + offset);
+  }
   __device__ __forceinline__ void load(const std::byte* tile, int thread) {
     codes[0] = reinterpret_cast<const uint4*>(tile)[thread];
     codes[1] = reinterpret_cast<const uint4*>(tile)[128 + thread];
@@ -143,6 +170,12 @@ struct TileShare<WeightFormat::kMxfp4> {
   uint4 codes;
   uint32_t scales;  // bytes: first column half of row g, of row g + 8; second half likewise
 
+  static __device__ __forceinline__ uint32_t codes_at(int thread) { return thread * 16; }
+  static __device__ __forceinline__ uint32_t scales_at(int thread) { return 2048 + thread / 4 * 4; }
+  __device__ __forceinline__ void load(uint32_t own_codes, uint32_t own_scales, uint32_t offset) {
+    codes = load_shared16(own_codes + offset);
+    scales = load_shared4(own_scales + offset);
+  }
   __device__ __forceinline__ void load(const std::byte* tile, int thread) {
     codes = reinterpret_cast<const uint4*>(tile)[thread];
     scales = reinterpret_cast<const uint32_t*>(tile + 2048)[thread / 4];
@@ -173,17 +206,20 @@ template <>
 struct TileShare<WeightFormat::kBf16> {
   static constexpr int kExponent = 0;
   static constexpr int bytes() { return tile_bytes(WeightFormat::kBf16); }
-  const uint4* values;  // read when asked for: they are operands as they are
+  uint32_t values;  // the address; read when asked for: they are operands as they are
 
+  static __device__ __forceinline__ uint32_t codes_at(int thread) { return thread * 16; }
+  static __device__ __forceinline__ uint32_t scales_at(int) { return 0; }
+  __device__ __forceinline__ void load(uint32_t own_codes, uint32_t, uint32_t offset) { values = own_codes + offset; }
   __device__ __forceinline__ void load(const std::byte* tile, int thread) {
-    values = reinterpret_cast<const uint4*>(tile) + thread;
+    values = static_cast<uint32_t>(__cvta_generic_to_shared(tile)) + thread * 16;
   }
   __device__ __forceinline__ void prepare(int, int, uint32_t (&)[8], uint32_t (&)[2]) const {}
   __device__ __forceinline__ void finish(int half, const uint32_t (&)[8], const uint32_t (&)[2],
                                          uint32_t (&a)[8]) const {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const uint4 v = values[128 * (2 * half + s)];
+      const uint4 v = load_shared16(values + 2048 * (2 * half + s));
       a[4 * s] = v.x, a[4 * s + 1] = v.y, a[4 * s + 2] = v.z, a[4 * s + 3] = v.w;
     }
   }
