@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t kRowsAtOnce = 8192;
 constexpr int64_t kMostFastHidden = 256 * kManyNormVecs * kVec;  // so that 256 threads normalise a row
 constexpr int kFewRows = 64;                                     // up to here the kernel for few rows is the faster one
-constexpr int kBlocksOfCoefficients = 128;                       // at least, where there are so many rows
+constexpr int kFewCoefficientBlocks = 12;                        // most, of few rows
+constexpr int kCoefficientBlocks = 128;                          // at least, where there are so many rows
 
 // What one call does: parts that are absent are left out.
 struct Boundary {
@@ -57,7 +58,7 @@ bool is_fast(const Boundary& b) {
 struct Parts {
   bool fast = false, few = false;
   int slices = 1;
-  float* sums = nullptr;     // [slices, rows, outputs + 1], of many rows [slices, rows, kMhcPitch]
+  float* sums = nullptr;     // [rows, slices, places_of_row]
   float* squares = nullptr;  // [rows, slices], of the collapsed row; of few rows
 };
 
@@ -67,8 +68,8 @@ Parts parts_of(Stream& stream, const Boundary& b) {
   parts.fast = is_fast(b);
   parts.few = !b.weights || b.streams.rows <= kFewRows;
   if (parts.fast) parts.slices = static_cast<int>((b.hidden() + kMhcSlice - 1) / kMhcSlice);
-  const int64_t pitch = parts.fast && !parts.few ? kMhcPitch : b.h * (b.h + 2) + 1;
-  const int64_t cells = parts.slices * b.streams.rows, sums = b.weights ? cells * pitch : 0;
+  const int64_t cells = parts.slices * b.streams.rows;
+  const int64_t sums = b.weights ? cells * places_of_row(static_cast<int>(b.h)) : 0;
   const int64_t squares = parts.fast && parts.few && b.out ? cells : 0;
   if (sums + squares == 0) return parts;
   auto* memory =
@@ -82,24 +83,28 @@ template <bool kUpdate, bool kCollapse, bool kProject>
 void launch_streams(Stream& stream, const MhcStreamsParams& p, const Parts& parts) {
   const int slices = parts.slices;
   if (parts.few) {
-    // Blocks in as many rows of them as run at once, one a multiprocessor; then groups in as few of a block's teams.
+    constexpr auto kKernel = mhc_few_rows_kernel<kUpdate, kCollapse, kProject>;
+    static const cudaError_t allowed =
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(MhcFewShared));
+    DI_CUDA_CHECK(allowed);
+    // Blocks in as many rows of them as run at once, one a multiprocessor.
     const int groups = (p.rows + kMhcGroupRows - 1) / kMhcGroupRows;
     const int most = kProject ? std::max(1, cuda_stream(stream).num_sms() / slices) : groups;
-    const int of_block = std::clamp((groups + most - 1) / most, 1, kMhcFewGroups);
-    launch(stream, Start::kEarly, dim3(slices, (groups + of_block - 1) / of_block),
-           kMhcTeamThreads * std::min(of_block, kMhcFewTeams), 0, mhc_few_rows_kernel<kUpdate, kCollapse, kProject>, p,
-           of_block);
+    const int teams = std::clamp((groups + most - 1) / most, 1, kMhcFewTeams);
+    launch(stream, Start::kEarly, dim3(slices, (groups + teams - 1) / teams), kMhcTeamThreads * teams,
+           kProject ? sizeof(MhcFewShared) : offsetof(MhcFewShared, weights), kKernel, p);
     return;
   }
   if constexpr (kProject) {
     constexpr auto kKernel = mhc_many_rows_kernel<kUpdate, kCollapse>;
-    static const cudaError_t allowed =
-        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(MhcShared)));
+    static const cudaError_t allowed = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                            static_cast<int>(sizeof(MhcManyShared)));
     DI_CUDA_CHECK(allowed);
     // As many blocks as run at once, one a multiprocessor: the weights are split once a block.
     const int tiles = (p.rows + kMhcTeams * kMhcTeamRows - 1) / (kMhcTeams * kMhcTeamRows);
     const int most = std::max(1, cuda_stream(stream).num_sms() / slices);
-    launch(stream, Start::kEarly, dim3(slices, std::min(tiles, most)), kMhcManyThreads, sizeof(MhcShared), kKernel, p);
+    launch(stream, Start::kEarly, dim3(slices, std::min(tiles, most)), kMhcManyThreads, sizeof(MhcManyShared), kKernel,
+           p);
   }
 }
 
@@ -140,7 +145,8 @@ void pass_streams_generic(Stream& stream, const Boundary& b, float* sums) {
   if (b.weights) {
     launch(stream, Start::kInOrder, dim3(static_cast<unsigned>(b.streams.rows)), kMhcProjectThreads, 0,
            mhc_project_kernel<T>, sums, rows_of<const T>(b.streams),
-           reinterpret_cast<const float*>(b.weights->fn->data.get()), b.h * (b.h + 2), b.streams.cols);
+           reinterpret_cast<const float*>(b.weights->fn->data.get()), b.h * (b.h + 2), b.streams.cols,
+           places_of_row(static_cast<int>(b.h)));
   }
 }
 
@@ -152,7 +158,9 @@ CoefficientsParams coefficients_params(const Boundary& b, const Parts& parts) {
   c.scale = w.scale, c.base = w.base;
   c.pre = b.coefficients.pre, c.post = b.coefficients.post, c.mix = b.coefficients.mix;
   c.rows = static_cast<int>(b.streams.rows);
-  c.rows_a_block = std::clamp(c.rows / kBlocksOfCoefficients, 1, kCoefficientRows);  // few are sooner done one by one
+  // Few blocks leave multiprocessors to the next kernel; of many rows, few a block are sooner done.
+  c.rows_a_block = c.rows <= kFewRows ? (c.rows + kFewCoefficientBlocks - 1) / kFewCoefficientBlocks
+                                      : std::clamp(c.rows / kCoefficientBlocks, 1, kCoefficientRows);
   c.h = static_cast<int>(b.h);
   c.iterations = w.iterations;
   c.eps = w.eps, c.norm_eps = w.norm_eps;
@@ -198,7 +206,7 @@ template <typename T>
 void finish(Stream& stream, const Boundary& b, const Parts& parts) {
   const int threads = std::max(norm_threads(b.hidden(), kManyNormVecs), 128);
   if constexpr (std::is_same_v<T, Bf16>) {
-    constexpr int kFewThreads = 32 * kSumParts;
+    constexpr int kFewThreads = 256;
     const auto of_row = static_cast<int>((b.hidden() + kFewThreads * kVec - 1) / (kFewThreads * kVec));
     if (parts.fast && parts.few) {
       return launch_finish<T, kMhcStreams, NormBy::kChannels>(stream, b, parts, kFewThreads, of_row);

@@ -63,10 +63,11 @@ __global__ void mhc_collapse_kernel(Rows<T> out, Rows<const T> streams, MatrixVi
   store8(out.row(r) + c, sum);
 }
 
-// sums[r] = the projections of row r, then its sum of squares. A block has one row and goes through it once for every
-// eight outputs.
+// sums[r], which has `places`, = the projections of row r, then its sum of squares. A block has one row and goes
+// through it once for every eight outputs.
 template <typename T>
-__global__ void mhc_project_kernel(float* sums, Rows<const T> streams, const float* fn, int outputs, int cols) {
+__global__ void mhc_project_kernel(float* sums, Rows<const T> streams, const float* fn, int outputs, int cols,
+                                   int places) {
   wait_for_kernel_before();
   __shared__ float shared[2][32][8];
   const int64_t r = blockIdx.x;
@@ -92,7 +93,7 @@ __global__ void mhc_project_kernel(float* sums, Rows<const T> streams, const flo
     block_sum(sum, shared[buffer]);
     buffer ^= 1;
     if (threadIdx.x == 0) {
-      for (int o = 0; o < 8 && first + o <= outputs; ++o) sums[r * (outputs + 1) + first + o] = sum[o];
+      for (int o = 0; o < 8 && first + o <= outputs; ++o) sums[r * places + first + o] = sum[o];
     }
   }
 }

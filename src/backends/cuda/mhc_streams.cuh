@@ -4,10 +4,9 @@
 // halves. A row's sums are made from slices in order, a slice's from its spans in order: whatever the number of rows
 // and the kernel. The squares of the collapsed row are summed alike, of many rows by the kernel after.
 //
-// Few rows: a block has some rows of a slice, one or two teams of four warps that take eight rows in turn, a warp a
-// span of them. It asks for its weights, and splits them, before the kernel before has ended, and then for all its rows
-// at once. Many rows: a block splits the weights of its slice once, into shared memory. Each of its teams goes from 16
-// rows to 16 rows, which arrive in shared memory while it works on those before.
+// Few rows: a block has up to three teams of four warps, a team eight rows of a slice, a warp a span of them. The block
+// asks for its slice's weights, and splits them into shared memory, before the kernel before has ended. Many rows: each
+// of its teams goes from 16 rows to 16 rows, which arrive in shared memory while it works on those before.
 #pragma once
 
 #include "backends/cuda/launch.cuh"
@@ -16,8 +15,8 @@
 namespace deepinfer::cuda {
 
 inline constexpr int kMhcTeamThreads = 32 * kMhcSliceSpans;
-inline constexpr int kMhcFewTeams = 2, kMhcFewGroups = 3;  // most of a block
-inline constexpr int kMhcTeams = 4;
+inline constexpr int kMhcFewTeams = 3;  // most of a block
+inline constexpr int kMhcTeams = 4;     // of a block for many rows
 inline constexpr int kMhcTeamRows = 2 * kMhcGroupRows;
 inline constexpr int kMhcManyThreads = kMhcTeams * kMhcTeamThreads;
 
@@ -40,102 +39,120 @@ __device__ inline void take_unit(MhcUnit& unit, const uint4 (&from)[kMhcStreams 
   if (kUpdate) unit.set_y(from[kMhcStreams][thread]);
 }
 
+using MhcSplitWeights = uint4[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
+
 struct MhcFewShared {
-  uint4 arriving[kMhcFewGroups][kMhcStreams + 1][kMhcTeamThreads];
-  MhcWeighing weighing[kMhcFewGroups][kMhcGroupRows];
-  MhcSpanSums<kMhcSums> sums[kMhcFewGroups][kMhcSliceSpans];
-};
-
-// A block has `groups` groups of eight rows.
-template <bool kUpdate, bool kCollapse, bool kProject>
-__global__ void __launch_bounds__(kMhcFewTeams* kMhcTeamThreads, 1)
-    mhc_few_rows_kernel(const MhcStreamsParams p, int groups) {
-  __shared__ MhcFewShared shared;
-  const int lane = threadIdx.x % 32, team = threadIdx.x / kMhcTeamThreads, in_team = threadIdx.x % kMhcTeamThreads;
-  const int span = in_team / 32, slice = blockIdx.x, teams = blockDim.x / kMhcTeamThreads;
-  const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
-  const int first = blockIdx.y * groups * kMhcGroupRows;
-  MhcOperand weights[kMhcStreams][2] = {};
-  if (kProject && channel < p.hidden) {
-    MhcWeights whole[kMhcStreams];
-#pragma unroll
-    for (int s = 0; s < kMhcStreams; ++s) load_weights(whole[s], p, s, channel);
-#pragma unroll
-    for (int s = 0; s < kMhcStreams; ++s) {
-      split_weights(weights[s][0], whole[s][0]);
-      split_weights(weights[s][1], whole[s][1]);
-    }
-  }
-  wait_for_kernel_before();
-  let_next_kernel_start();
-
-  for (int g = team; g < groups; g += teams) {
-    const int row = first + g * kMhcGroupRows;
-    fetch_weighing<kUpdate, kCollapse>(shared.weighing[g], p, row, in_team);
-    fetch_unit<kUpdate>(shared.arriving[g], in_team, p, row + lane / 4, channel);
-  }
-  wait_for_fetches();
-  __syncthreads();
-#pragma unroll 1
-  for (int g = team; g < groups; g += teams) {
-    const int row = first + g * kMhcGroupRows;
-    if (row >= p.rows) break;
-    MhcUnit unit;
-    take_unit<kUpdate>(unit, shared.arriving[g], in_team);
-    const MhcSquares squares =
-        pass_unit<kUpdate, kCollapse, kCollapse>(unit, p, row + lane / 4, channel, shared.weighing[g][lane / 4]);
-    MhcProducts products = {};
-    if (kProject) {
-#pragma unroll
-      for (int s = 0; s < kMhcStreams; ++s) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int t = 0; t < kMhcTiles; ++t) multiply_unit(products, unit, s, half, t, weights[s][half][t]);
-        }
-      }
-    }
-    if (kCollapse || kProject) store_sums<kCollapse, kProject>(shared.sums[g][span], products, squares);
-  }
-  if constexpr (kCollapse || kProject) {
-    __syncthreads();
-#pragma unroll 1
-    for (int g = 0; g < groups; ++g) {
-      write_sums<kCollapse, kProject>(p, slice, first + g * kMhcGroupRows, shared.sums[g], threadIdx.x, blockDim.x);
-    }
-  }
-}
-
-struct MhcShared {
-  uint4 weights[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
-  uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
-  MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
-  MhcSpanSums<kMhcPitch> sums[kMhcTeams][2][kMhcSliceSpans];
+  MhcSpanSums<kMhcPitch> sums[kMhcFewTeams][kMhcSliceSpans];
+  MhcSplitWeights weights;  // where there is a projection
 };
 
 __device__ inline void wait_for_team(int team) {
   asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kMhcTeamThreads) : "memory");
 }
 
-__device__ inline void split_slice(MhcShared& shared, const MhcStreamsParams& p, int slice) {
-  const int lane = threadIdx.x % 32;
-  for (int item = threadIdx.x / 32; item < kMhcSliceSpans * kMhcStreams; item += kMhcManyThreads / 32) {
-    const int s = item % kMhcStreams, span = item / kMhcStreams;
+// By all of a block that has at least kWarps warps, which ask for all they need at once.
+template <int kWarps>
+__device__ inline void split_slice(MhcSplitWeights& split, const MhcStreamsParams& p, int slice) {
+  constexpr int kItems = kMhcSliceSpans * kMhcStreams / kWarps;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  MhcWeights whole[kItems] = {};
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const int item = warp + k * warps, s = item % kMhcStreams, span = item / kMhcStreams;
     const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
-    MhcWeights whole = {};
-    if (channel < p.hidden) load_weights(whole, p, s, channel);
+    if (span < kMhcSliceSpans && channel < p.hidden) load_weights(whole[k], p, s, channel);
+  }
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const int item = warp + k * warps, s = item % kMhcStreams, span = item / kMhcStreams;
+    if (span >= kMhcSliceSpans) break;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       MhcOperand operand;
-      split_weights(operand, whole[half]);
+      split_weights(operand, whole[k][half]);
 #pragma unroll
-      for (int t = 0; t < kMhcTiles; ++t) shared.weights[span][s][half][t][lane] = operand[t];
+      for (int t = 0; t < kMhcTiles; ++t) split[span][s][half][t][lane] = operand[t];
     }
   }
 }
 
+// The lane's channels of its row, and the row's coefficients.
 template <bool kUpdate, bool kCollapse>
-__device__ inline void fetch_rows(MhcShared& shared, int buffer, int team, const MhcStreamsParams& p, int first,
+__device__ inline void load_unit(MhcUnit& unit, MhcWeighing& w, const MhcStreamsParams& p, int64_t row, int channel) {
+#pragma unroll
+  for (int s = 0; s < kMhcStreams; ++s) {
+    unit.set(s, *reinterpret_cast<const uint4*>(p.streams + row * p.streams_stride + s * p.hidden + channel));
+  }
+  if (kUpdate) {
+    unit.set_y(*reinterpret_cast<const uint4*>(p.y + row * p.y_stride + channel));
+    w.post = *reinterpret_cast<const float4*>(p.post + row * p.post_stride);
+    const auto* mix = reinterpret_cast<const float4*>(p.mix + row * p.mix_stride);
+#pragma unroll
+    for (int s = 0; s < kMhcStreams; ++s) w.mix[s] = mix[s];
+  }
+  if (kCollapse) w.pre = *reinterpret_cast<const float4*>(p.pre + row * p.pre_stride);
+}
+
+// A team for each group of eight rows; three of them could have 168 registers a thread.
+template <bool kUpdate, bool kCollapse, bool kProject>
+__global__ void __maxnreg__(144) mhc_few_rows_kernel(const MhcStreamsParams p) {
+  extern __shared__ __align__(16) uint8_t shared_bytes[];
+  MhcFewShared& shared = *reinterpret_cast<MhcFewShared*>(shared_bytes);
+  const int lane = threadIdx.x % 32, team = threadIdx.x / kMhcTeamThreads, in_team = threadIdx.x % kMhcTeamThreads;
+  const int span = in_team / 32, slice = blockIdx.x, teams = blockDim.x / kMhcTeamThreads;
+  const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
+  const int first = (blockIdx.y * teams + team) * kMhcGroupRows;
+  MhcOperand early[2] = {};
+  if (kProject) {
+    if (teams == 1) {
+      split_slice<4>(shared.weights, p, slice);
+    } else {
+      split_slice<8>(shared.weights, p, slice);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int t = 0; t < kMhcTiles; ++t) early[half][t] = shared.weights[span][0][half][t][lane];
+    }
+  }
+  touch(p);
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  MhcUnit unit = {};
+  MhcWeighing weighing = {};
+  const int64_t row = first + lane / 4;
+  if (row < p.rows && channel < p.hidden) load_unit<kUpdate, kCollapse>(unit, weighing, p, row, channel);
+  const MhcSquares squares = pass_unit<kUpdate, kCollapse, kCollapse>(unit, p, row, channel, weighing);
+  MhcProducts products = {};
+  if (kProject) {
+#pragma unroll
+    for (int s = 0; s < kMhcStreams; ++s) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int t = 0; t < kMhcTiles; ++t) {
+          multiply_unit(products, unit, s, half, t, s == 0 ? early[half][t] : shared.weights[span][s][half][t][lane]);
+        }
+      }
+    }
+  }
+  if constexpr (kCollapse || kProject) {
+    store_sums<kCollapse, kProject>(shared.sums[team][span], products, squares);
+    wait_for_team(team);
+    write_sums<kCollapse, kProject>(p, slice, first, shared.sums[team], in_team, kMhcTeamThreads);
+  }
+}
+
+struct MhcManyShared {
+  MhcSplitWeights weights;
+  uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
+  MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
+  MhcSpanSums<kMhcPitch> sums[kMhcTeams][2][kMhcSliceSpans];
+};
+
+template <bool kUpdate, bool kCollapse>
+__device__ inline void fetch_rows(MhcManyShared& shared, int buffer, int team, const MhcStreamsParams& p, int first,
                                   int channel) {
   const int in_team = threadIdx.x % kMhcTeamThreads, lane = threadIdx.x % 32;
 #pragma unroll
@@ -149,11 +166,11 @@ __device__ inline void fetch_rows(MhcShared& shared, int buffer, int team, const
 template <bool kUpdate, bool kCollapse>
 __global__ void __launch_bounds__(kMhcManyThreads, 1) mhc_many_rows_kernel(const MhcStreamsParams p) {
   extern __shared__ __align__(16) uint8_t shared_bytes[];
-  MhcShared& shared = *reinterpret_cast<MhcShared*>(shared_bytes);
+  MhcManyShared& shared = *reinterpret_cast<MhcManyShared*>(shared_bytes);
   const int lane = threadIdx.x % 32, team = threadIdx.x / kMhcTeamThreads, in_team = threadIdx.x % kMhcTeamThreads;
   const int span = in_team / 32, slice = blockIdx.x;
   const int channel = slice * kMhcSlice + span * kMhcSpan + lane % 4 * kVec;
-  split_slice(shared, p, slice);
+  split_slice<kMhcManyThreads / 32>(shared.weights, p, slice);
   wait_for_kernel_before();
   let_next_kernel_start();
   __syncthreads();
