@@ -29,11 +29,16 @@ struct Params {
   const std::byte* tiles;
   int num_k_tiles, row_tiles, num_parts, num_tokens, exponent;
   float scale;
-  uint32_t* parts;  // [token][part][expert]
+  uint32_t* parts;  // parts_beside: [token][expert][kMaxParts]; otherwise [token][part][expert]
+  bool parts_beside;
   RouteParams route;
   CUtensorMap tokens;
 
   __device__ int part_begin(int part) const { return part * num_k_tiles / num_parts; }
+  __device__ uint32_t* at(int token, int part, int expert) const {
+    return parts + (parts_beside ? (token * route.count + expert) * kMaxParts + part
+                                 : (token * num_parts + part) * route.count + expert);
+  }
 };
 
 // One thread. The weights do not depend on the kernel before.
@@ -62,19 +67,25 @@ __device__ __forceinline__ void leave_part(const Params& p, int part, int row_ti
   for (int i = 0; i < 4; ++i) {
     const int t = token + i % 2, e = expert + i / 2 * 8;
     if (t >= p.num_tokens || e >= p.route.count) continue;
-    store_exchanged(p.parts + (t * p.num_parts + part) * p.route.count + e, to_exchanged(d[i]));
+    store_exchanged(p.at(t, part, e), to_exchanged(d[i]));
   }
 }
 
+template <bool kPartsBeside>
 __device__ __forceinline__ float add_up(const Params& p, int token, int expert) {
-  uint32_t* from = p.parts + static_cast<int64_t>(token) * p.num_parts * p.route.count + expert;
   uint32_t x[kMaxParts];
   bool all_there;
   do {
     all_there = true;
 #pragma unroll
     for (int i = 0; i < kMaxParts; ++i) {
-      if (i < p.num_parts) x[i] = load_exchanged(from + i * p.route.count);
+      if (i >= p.num_parts) break;
+      if constexpr (!kPartsBeside) {
+        x[i] = load_exchanged(p.at(token, i, expert));
+      } else if (i % 4 == 0) {
+        const uint4 four = load_exchanged(reinterpret_cast<const uint4*>(p.at(token, i, expert)));
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      }
     }
 #pragma unroll
     for (int i = 0; i < kMaxParts; ++i) all_there &= i >= p.num_parts || is_there(x[i]);
@@ -84,7 +95,11 @@ __device__ __forceinline__ float add_up(const Params& p, int token, int expert) 
   for (int i = 0; i < kMaxParts; ++i) {
     if (i >= p.num_parts) break;
     if (i > 0) sum += from_exchanged(x[i]);
-    store_exchanged(from + i * p.route.count, 0);
+    if constexpr (!kPartsBeside) {
+      store_exchanged(p.at(token, i, expert), 0);
+    } else if (i % 4 == 0) {
+      store_exchanged(reinterpret_cast<uint4*>(p.at(token, i, expert)), make_uint4(0, 0, 0, 0));
+    }
   }
   return sum * p.scale;
 }
@@ -128,7 +143,9 @@ __global__ void __launch_bounds__(kThreads, 2) route_few_kernel(const __grid_con
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int e = scorer + i * kScorers;
-    if (e < p.route.count) score_expert(scores, p.route, e, add_up(p, token, e), bias[i]);
+    if (e >= p.route.count) continue;
+    const float logit = p.parts_beside ? add_up<true>(p, token, e) : add_up<false>(p, token, e);
+    score_expert(scores, p.route, e, logit, bias[i]);
   }
   sync_threads(2, kScorers);
   if (threadIdx.x >= 32) return;
@@ -164,7 +181,10 @@ void route_few(CudaStream& stream, const ops::RouteArgs& a) {
   p.num_parts = gemm_parts(gate);
   p.num_tokens = static_cast<int>(a.in.rows);
   p.exponent = info.scale_bias, p.scale = info.output_scale;
-  p.parts = static_cast<uint32_t*>(stream.exchange(p.num_tokens * p.num_parts * gate.rows * 4));
+  // Beside each other they are few loads, but the stores touch more sectors: 5.3 us instead of 5.6 for one token, 6.4
+  // instead of 6.3 for eight (H200).
+  p.parts_beside = p.num_tokens <= 2;
+  p.parts = static_cast<uint32_t*>(stream.exchange(p.num_tokens * kMaxParts * gate.rows * 4));
   p.route = route_params(a);
   static const cudaError_t allowed =
       cudaFuncSetAttribute(route_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
