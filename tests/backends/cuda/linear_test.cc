@@ -398,13 +398,14 @@ TEST_F(LinearTest, MoreTasksThanALaunchTakesAllRun) {
   for (int64_t i = 0; i < 3 * 40 * 64; ++i) ASSERT_EQ(got[i], want[i / 2560 * 64 + i % 64]) << i;
 }
 
-// Blocks of 128 tokens and more store BF16 outputs by another way than fp32 ones, also beside tasks that cannot.
+// Blocks of 64 tokens and more store BF16 outputs by another way than fp32 ones, also beside tasks that cannot.
 TEST_F(LinearTest, RoundedOutputsOfManyTokensAreTheRoundedSums) {
   struct Shape {
     int64_t rows, cols, tokens;
   };
   constexpr Shape kShapes[] = {{336, 1248, 300}, {1280, 5120, 300}, {1280, 5120, 1000},
-                               {5120, 512, 513}, {5120, 8192, 600}, {48, 64, 129}};
+                               {5120, 512, 513}, {5120, 8192, 600}, {48, 64, 129},
+                               {48, 64, 17},     {17024, 640, 61},  {1024, 4096, 64}};
   for (const Shape& shape : kShapes) {
     const Matrix m = matrix(WeightFormat::kF8Tile32, shape.rows, shape.cols);
     const PackedWeight weight = pack(m);
