@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 8192;
 constexpr int64_t kMostFastHidden = 256 * kManyNormVecs * kVec;  // so that 256 threads normalise a row
 constexpr int kFewRows = 64;                                     // up to here the kernel for few rows is the faster one
+constexpr int kMediumRows = 1024;
 constexpr int kFewCoefficientBlocks = 12;                        // most, of few rows
 constexpr int kCoefficientBlocks = 128;                          // at least, where there are so many rows
 
@@ -212,7 +213,9 @@ void finish(Stream& stream, const Boundary& b, const Parts& parts) {
       return launch_finish<T, kMhcStreams, NormBy::kChannels>(stream, b, parts, kFewThreads, of_row);
     }
     if (parts.fast) {
-      return launch_finish<T, kMhcStreams, NormBy::kWholeRow>(stream, b, parts, threads);
+      // More warps make coefficients sooner; from some thousand rows on, blocks that just fit a row are faster.
+      const int of_block = b.streams.rows <= kMediumRows ? 256 : threads;
+      return launch_finish<T, kMhcStreams, NormBy::kWholeRow>(stream, b, parts, of_block);
     }
   }
   switch (b.h) {

@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kNorm == NormBy::kGeneric ? 1024 : 256, kNorm 
   if constexpr (kNorm == NormBy::kChannels) {
     normalise_channels(n, block);
   } else if constexpr (kNorm == NormBy::kWholeRow) {
-    normalise_whole_row<kManyNormVecs>(n, block);
+    // The last rows first: some of them are still in the L2.
+    normalise_whole_row<kManyNormVecs>(n, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   } else {
     const RowWeights<kManyNormVecs> weights(n.weight, n.width);
     wait_for_kernel_before();

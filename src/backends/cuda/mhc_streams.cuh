@@ -20,23 +20,32 @@ inline constexpr int kMhcTeams = 4;     // of a block for many rows
 inline constexpr int kMhcTeamRows = 2 * kMhcGroupRows;
 inline constexpr int kMhcManyThreads = kMhcTeams * kMhcTeamThreads;
 
+// Eight rows of a slice on their way to a team: [stream or y][place], 16 bytes a place.
+using MhcArriving = uint4[kMhcStreams + 1][kMhcTeamThreads];
+
+// Where a unit of eight channels of a row lies: odd rows' halves change places, since a warp reads two rows at a time.
+__device__ inline int place_of(int row, int unit) { return row * (kMhcSlice / kVec) + (unit ^ (row % 2 * 4)); }
+
+// Part `thread` of asking for the rows from `first` on: half a warp has a row, whose 256 bytes are neighbours.
 template <bool kUpdate>
-__device__ inline void fetch_unit(uint4 (&to)[kMhcStreams + 1][kMhcTeamThreads], int thread, const MhcStreamsParams& p,
-                                  int row, int channel) {
-  const bool present = row < p.rows && channel < p.hidden;
-  const int64_t r = present ? row : 0, c = present ? channel : 0;
+__device__ inline void fetch_group(MhcArriving& to, int thread, const MhcStreamsParams& p, int slice, int first) {
+  const int unit = thread % (kMhcSlice / kVec), r = thread / (kMhcSlice / kVec), place = place_of(r, unit);
+  const int channel = slice * kMhcSlice + unit * kVec;
+  const bool present = first + r < p.rows && channel < p.hidden;
+  const int64_t row = present ? first + r : 0, c = present ? channel : 0;
 #pragma unroll
   for (int s = 0; s < kMhcStreams; ++s) {
-    fetch(&to[s][thread], p.streams + r * p.streams_stride + s * p.hidden + c, present);
+    fetch(&to[s][place], p.streams + row * p.streams_stride + s * p.hidden + c, present);
   }
-  if (kUpdate) fetch(&to[kMhcStreams][thread], p.y + r * p.y_stride + c, present);
+  if (kUpdate) fetch(&to[kMhcStreams][place], p.y + row * p.y_stride + c, present);
 }
 
 template <bool kUpdate>
-__device__ inline void take_unit(MhcUnit& unit, const uint4 (&from)[kMhcStreams + 1][kMhcTeamThreads], int thread) {
+__device__ inline void take_unit(MhcUnit& unit, const MhcArriving& from, int span) {
+  const int lane = threadIdx.x % 32, place = place_of(lane / 4, span * 4 + lane % 4);
 #pragma unroll
-  for (int s = 0; s < kMhcStreams; ++s) unit.set(s, from[s][thread]);
-  if (kUpdate) unit.set_y(from[kMhcStreams][thread]);
+  for (int s = 0; s < kMhcStreams; ++s) unit.set(s, from[s][place]);
+  if (kUpdate) unit.set_y(from[kMhcStreams][place]);
 }
 
 using MhcSplitWeights = uint4[kMhcSliceSpans][kMhcStreams][2][kMhcTiles][32];  // by lane
@@ -146,20 +155,20 @@ __global__ void __maxnreg__(144) mhc_few_rows_kernel(const MhcStreamsParams p) {
 
 struct MhcManyShared {
   MhcSplitWeights weights;
-  uint4 arriving[kMhcTeams][2][kMhcStreams + 1][kMhcTeamThreads];
+  MhcArriving arriving[kMhcTeams][2];
   MhcWeighing weighing[2][kMhcTeams][2][kMhcGroupRows];  // of these rows and the next
   MhcSpanSums<kMhcPitch> sums[kMhcTeams][2][kMhcSliceSpans];
 };
 
 template <bool kUpdate, bool kCollapse>
-__device__ inline void fetch_rows(MhcManyShared& shared, int buffer, int team, const MhcStreamsParams& p, int first,
-                                  int channel) {
-  const int in_team = threadIdx.x % kMhcTeamThreads, lane = threadIdx.x % 32;
+__device__ inline void fetch_rows(MhcManyShared& shared, int buffer, int team, const MhcStreamsParams& p, int slice,
+                                  int first) {
+  const int in_team = threadIdx.x % kMhcTeamThreads;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = first + kMhcGroupRows * i;
     if (in_team < 64) fetch_weighing<kUpdate, kCollapse>(shared.weighing[buffer][team][i], p, row, in_team);
-    fetch_unit<kUpdate>(shared.arriving[team][i], in_team, p, row + lane / 4, channel);
+    fetch_group<kUpdate>(shared.arriving[team][i], in_team, p, slice, row);
   }
 }
 
@@ -177,14 +186,15 @@ __global__ void __launch_bounds__(kMhcManyThreads, 1) mhc_many_rows_kernel(const
 
   const int step = gridDim.y * kMhcTeams * kMhcTeamRows;
   int first = (team * gridDim.y + blockIdx.y) * kMhcTeamRows, buffer = 0;
-  fetch_rows<kUpdate, kCollapse>(shared, buffer, team, p, first, channel);
+  fetch_rows<kUpdate, kCollapse>(shared, buffer, team, p, slice, first);
   for (; first < p.rows; first += step, buffer ^= 1) {
     wait_for_fetches();
     wait_for_team(team);
     MhcUnit units[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) take_unit<kUpdate>(units[i], shared.arriving[team][i], in_team);
-    if (first + step < p.rows) fetch_rows<kUpdate, kCollapse>(shared, buffer ^ 1, team, p, first + step, channel);
+    for (int i = 0; i < 2; ++i) take_unit<kUpdate>(units[i], shared.arriving[team][i], span);
+    wait_for_team(team);  // all have taken theirs
+    if (first + step < p.rows) fetch_rows<kUpdate, kCollapse>(shared, buffer ^ 1, team, p, slice, first + step);
     MhcSquares squares[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
