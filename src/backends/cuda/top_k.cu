@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2) top_k_kernel(const TopKParams p) 
   Block block{s.general};
   clear(s);
   wait_for_kernel_before();
+  let_next_kernel_start();
   const int64_t token = p.scores.first + blockIdx.x;
   const uint32_t* maxima = p.scores.maxima == nullptr ? nullptr : p.scores.maxima_of(token);
   const uint32_t* values = p.of_blocks ? maxima : p.scores.of(token);
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kThreads, 2) top_k_long_kernel(const TopKParam
   Block block{s.general};
   clear(s);
   wait_for_kernel_before();
+  let_next_kernel_start();
   const int64_t token = p.scores.first + blockIdx.x;
   const auto count = static_cast<int>(p.choice.count(token));
   const int k = static_cast<int>(min(p.k, int64_t{count}));

@@ -1,4 +1,7 @@
 // Selection alone, through index_select: two heads of width 2 with weights 1 and -1 make a key's first value its score.
+#include <bit>
+
+#include "backends/cuda/cuda_bench_tools.h"
 #include "backends/cuda/indexer_rig.h"
 
 namespace deepinfer::cuda_test {
@@ -56,6 +59,59 @@ class TopK : public IndexerTest {
       ASSERT_EQ(got.num_candidates[t], static_cast<int64_t>(want.size())) << what;
       for (size_t i = 0; i < want.size(); ++i) {
         ASSERT_EQ(got.candidates[t * max_blocks_ + i], want[i]) << what << ": token " << t << ", block " << i;
+      }
+    }
+  }
+
+  // Selects from the scores themselves, of `rows` rows of which the last positions may not count; every third has the
+  // same scores.
+  void check_rows(int64_t rows, int64_t count, int64_t left_out, bool with_maxima,
+                  const std::function<float()>& value) {
+    constexpr int64_t kOwn = 3, kSelected = 512;
+    const std::string what = std::to_string(rows) + " rows of " + std::to_string(count) + " less " +
+                             std::to_string(left_out) + (with_maxima ? ", maxima" : "");
+    const int64_t visible = count - left_out;
+    std::vector<uint32_t> scores(rows * count), maxima(rows * count / 8);
+    std::vector<int32_t> want[kOwn];
+    for (int64_t r = 0; r < rows; ++r) {
+      uint32_t* row = &scores[r * count];
+      if (r >= kOwn) {
+        std::copy_n(row - kOwn * count, count, row);
+      } else {
+        std::vector<double> order(visible);
+        for (int64_t i = 0; i < count; ++i) {
+          const float x = value() + 0.0f;
+          const auto bits = std::bit_cast<uint32_t>(x);
+          row[i] = i < visible ? bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u) : 0xfffffff0u;
+          if (i < visible) order[i] = x;
+        }
+        want[r] = largest(order, kSelected);
+      }
+      for (int64_t i = 0; i < visible; ++i) {
+        uint32_t& most = maxima[(r * count + i) / 8];
+        most = std::max(most, row[i]);
+      }
+    }
+    const OnCard<uint32_t> card_scores = upload(scores), card_maxima = upload(maxima);
+    const OnCard<int64_t> last_row = upload(std::vector<int64_t>(rows, visible - 1));
+    const OnCard<uint32_t*> tables = upload(std::vector<uint32_t*>(rows, card_scores.data()));
+    const OnCard<int32_t> selected = upload(std::vector<int32_t>(rows * kSelected, -7));
+    const OnCard<int32_t> num_selected = upload(std::vector<int32_t>(rows, -7));
+    cuda::select_largest(stream(), {.scores = card_scores.data(),
+                                    .maxima = with_maxima ? card_maxima.data() : nullptr,
+                                    .last_row = last_row.data(),
+                                    .tables = reinterpret_cast<std::byte* const* const*>(tables.data()),
+                                    .rows = rows,
+                                    .count = count,
+                                    .k = kSelected,
+                                    .selected = selected.data(),
+                                    .num_selected = num_selected.data()});
+    const std::vector<int32_t> got = selected.values(), num = num_selected.values();
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::vector<int32_t>& wanted = want[r % kOwn];
+      ASSERT_EQ(num[r], static_cast<int64_t>(wanted.size())) << what;
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        ASSERT_EQ(got[r * kSelected + i], wanted[i]) << what << ": row " << r << ", place " << i;
       }
     }
   }
@@ -134,6 +190,51 @@ TEST_F(TopK, KeepsTheBestBlocksAndTheNewest) {
 TEST_F(TopK, SharesARowAmongSeveralBlocks) {
   max_blocks_ = 20;
   for (const int64_t count : {9001, 17001, 33001}) check(random_values(count), std::to_string(count) + " rows");
+}
+
+TEST_F(TopK, SelectsTheSameForAnyNumberOfRows) {
+  std::normal_distribution<float> normal;
+  for (const bool with_maxima : {false, true}) {
+    for (const int64_t rows : {1, 7, 30, 64, 140, 270}) {
+      for (const int64_t count : {8192, 16640, 66048, 131072}) {
+        if (rows * count > int64_t{140} << 16) continue;
+        check_rows(rows, count, 0, with_maxima, [&] { return normal(random()); });
+        check_rows(rows, count, count / 3 + 5, with_maxima, [&] { return normal(random()) - 2; });
+        check_rows(rows, count, 11, with_maxima, [&] { return static_cast<float>(random()() % 5) - 2; });
+      }
+    }
+  }
+}
+
+TEST_F(TopK, SelectsFromShortRowsAmongLongOnes) {
+  std::normal_distribution<float> normal;
+  for (const bool with_maxima : {false, true}) {
+    for (const int64_t visible : {1, 511, 512, 513, 1000, 3001, 4097, 9000, 20011}) {
+      for (const int64_t rows : {2, 30, 140}) {
+        check_rows(rows, 40960, 40960 - visible, with_maxima, [&] { return normal(random()); });
+      }
+    }
+  }
+}
+
+TEST_F(TopK, SelectsFromValuesOfManySizes) {
+  std::normal_distribution<float> normal;
+  for (const int64_t rows : {1, 30, 140}) {
+    for (const int64_t count : {8192, 40960, 65536}) {
+      check_rows(rows, count, 3, false, [&] { return std::exp2(normal(random()) * 30); });
+      check_rows(rows, count, 3, true, [&] { return normal(random()) * std::exp2(normal(random()) * 20); });
+    }
+  }
+}
+
+// Small enough to run under tools that watch every access.
+TEST_F(TopK, ReadsLongRowsInRounds) {
+  std::normal_distribution<float> normal;
+  for (const bool with_maxima : {false, true}) {
+    check_rows(2, 33024, 7, with_maxima, [&] { return normal(random()); });
+    check_rows(140, 40960, 7, with_maxima, [&] { return normal(random()); });
+    check_rows(1, 200000, 7, with_maxima, [&] { return normal(random()); });
+  }
 }
 
 }  // namespace
