@@ -79,7 +79,7 @@ def tables_of(results):
     if "few_tokens" in results:
         yield "ceilings", cpu_ceilings(results["ceilings"])
         yield "kernels", cpu_kernels(results["few_tokens"], results["many_tokens"])
-        if results["layers"]:
+        if results.get("layers"):
             yield "layers", cpu_layers(results["layers"])
         return
     for section in unique(r["section"] for r in results["rows"]):
