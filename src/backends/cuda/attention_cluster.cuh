@@ -3,6 +3,7 @@
 
 #include "backends/cuda/attention_mma.cuh"
 #include "backends/cuda/attention_steps.cuh"
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/pipeline.cuh"
 
 namespace deepinfer::cuda {
@@ -45,28 +46,14 @@ __device__ __forceinline__ uint32_t weights_address(uint32_t weights, int piece,
   return weights + piece * kPieceBytes + head * 32 + ((half ^ (head >> 2 & 1)) << 4);
 }
 
-// The same place in another block of the cluster.
-__device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-// Numbers of a head to a block, reported to its barrier. Nobody fences: whoever waits for the barrier sees them.
+// Numbers of a head to a block, reported to its barrier.
 __device__ __forceinline__ void send_numbers(uint32_t to, uint32_t barrier, int rank, const float (&x)[2]) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-                   in_block(to, rank)),
-               "f"(x[0]), "f"(x[1]), "r"(in_block(barrier, rank))
-               : "memory");
+  send(address_in(to, rank), make_float2(x[0], x[1]), address_in(barrier, rank));
 }
 __device__ __forceinline__ void send_numbers(uint32_t to, uint32_t barrier, int rank, const float (&x)[kOwnPieces]) {
-  const uint32_t there = in_block(to, rank), report = in_block(barrier, rank);
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
-      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(report)
-      : "memory");
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there + 16),
-               "f"(x[4]), "r"(report)
-               : "memory");
+  const uint32_t there = address_in(to, rank), report = address_in(barrier, rank);
+  send(there, make_float4(x[0], x[1], x[2], x[3]), report);
+  send(there + 16, x[4], report);
 }
 // Of all threads: after it, every block of the cluster has started and made its barriers.
 __device__ __forceinline__ void arrive_started() {

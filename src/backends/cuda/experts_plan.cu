@@ -4,6 +4,7 @@
 // Floors: a few passes over num_tokens * top_k numbers; reading the slots' rows once and writing the outputs.
 #include <algorithm>
 
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/experts_items.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/pipeline.cuh"

@@ -7,6 +7,7 @@
 // first projections of one token, H200).
 #pragma once
 
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/exchange.cuh"
 #include "backends/cuda/gemm_epilogue.cuh"
 #include "backends/cuda/gemm_mainloop.cuh"

@@ -11,6 +11,7 @@
 // the consumers of all of them have handed it back.
 #pragma once
 
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/weight_tiles.cuh"
 #include "backends/cuda/wgmma.cuh"

@@ -1,6 +1,7 @@
 // The kernels of linear_gemm.cu: products of matrices of one format, all of a call in one persistent launch.
 #pragma once
 
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/gemm_exchange.cuh"
 #include "backends/cuda/gemm_mainloop.cuh"
 #include "backends/cuda/gemm_many_tokens.cuh"

@@ -80,33 +80,6 @@ __device__ __forceinline__ void warp_arrive_everywhere(uint32_t barrier) {
   }
 }
 
-// All threads of all blocks of the cluster.
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-}
-// Its two halves, for threads that have something to do between them. One that ends needs only the first.
-__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ uint32_t block_in_cluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// What is at `address` of this block's shared memory, in block `block` of the cluster.
-__device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t block) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
-  return there;
-}
-// Stores 16 bytes in a block of the cluster and reports them to a barrier there.
-__device__ __forceinline__ void send(uint32_t to, float4 x, uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-      : "memory");
-}
-
 // Hints for the L2: what passes through once, what every block reads, and neither.
 __device__ __forceinline__ uint64_t evict_first() {
   uint64_t policy;

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/cluster.cuh"
 #include "backends/cuda/pipeline.cuh"
 #include "backends/cuda/top_k.cuh"
 #include "backends/cuda/top_k_scan.cuh"
@@ -31,23 +32,9 @@ struct TopKShared {
   uint32_t num_won;
 };
 
-// Where `here` lies in block `block` of the cluster.
-__device__ __forceinline__ uint32_t address_in(const void* here, int block) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(block));
-  return there;
-}
-__device__ __forceinline__ void send(uint2* to, uint64_t* barrier, int block, uint2 value) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                   address_in(to, block)),
-               "r"(value.x), "r"(value.y), "r"(address_in(barrier, block))
-               : "memory");
-}
-__device__ __forceinline__ void send(uint4* to, uint64_t* barrier, int block, const uint4& value) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   address_in(to, block)),
-               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(address_in(barrier, block))
-               : "memory");
+template <typename T>
+__device__ __forceinline__ void send(T* to, uint64_t* barrier, int block, const T& value) {
+  send(address_in(shared_address(to), block), value, address_in(shared_address(barrier), block));
 }
 
 struct TopKTeam {
