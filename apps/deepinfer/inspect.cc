@@ -26,6 +26,9 @@ std::string readable_bytes(uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+// Whole bytes that a token adds for good.
+uint64_t token_bytes(const KvLayout& cache) { return static_cast<uint64_t>(cache.bytes_per_token()); }
+
 void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const KvLayout& cache, uint64_t available) {
   nlohmann::ordered_json out;
   out["folder"] = checkpoint.folder();
@@ -40,7 +43,7 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory, const 
   out["resident_bytes"] = inventory.resident_bytes;
   out["mapped_bytes"] = inventory.mapped_bytes;
   out["unused_bytes"] = inventory.unused_bytes;
-  out["cache_bytes_per_token"] = cache.bytes_per_token();
+  out["cache_bytes_per_token"] = token_bytes(cache);
   out["cache_bytes_per_sequence"] = cache.bytes_per_sequence();
   out["available_memory_bytes"] = available;
   out["fits"] = inventory.resident_bytes + cache.bytes_per_sequence() < available;
@@ -98,14 +101,13 @@ Status inspect(const Flags& flags) {
   std::printf("\nmemory: %s of weights are copied, %s stay in the files and are read row by row\n",
               readable_bytes(inventory.resident_bytes).c_str(), readable_bytes(inventory.mapped_bytes).c_str());
   std::printf("        a sequence takes %s and %s a token\n", readable_bytes(cache.bytes_per_sequence()).c_str(),
-              readable_bytes(static_cast<uint64_t>(cache.bytes_per_token())).c_str());
+              readable_bytes(token_bytes(cache)).c_str());
   const uint64_t needed = inventory.resident_bytes + cache.bytes_per_sequence();
   if (needed >= available) {
     std::printf("this machine has %s free: too little; %s more are needed\n", readable_bytes(available).c_str(),
                 readable_bytes(needed - available).c_str());
   } else {
-    const uint64_t tokens =
-        (available - needed) / std::max<uint64_t>(1, static_cast<uint64_t>(cache.bytes_per_token()));
+    const uint64_t tokens = (available - needed) / std::max<uint64_t>(1, token_bytes(cache));
     std::printf("this machine has %s free: it fits, with room for %s tokens of context\n",
                 readable_bytes(available).c_str(),
                 tokens > 10'000'000 ? "more than 10 million" : fmt::format("about {}", tokens).c_str());

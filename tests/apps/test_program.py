@@ -249,6 +249,8 @@ class Inspect(ProgramTest):
             (size,) = struct.unpack("<Q", file.read(8))
             header = {name: entry for name, entry in json.loads(file.read(size)).items() if name != "__metadata__"}
         out = json.loads(self.succeed("inspect", "--json", GOLDEN))
+        for name in [name for name in out if "bytes" in name]:
+            self.assertIsInstance(out[name], int, name)
         self.assertEqual(out["tensors"], len(header))
         self.assertEqual(out["bytes"], sum(e["data_offsets"][1] - e["data_offsets"][0] for e in header.values()))
         for field in ("tensors", "bytes"):
