@@ -57,9 +57,9 @@ __device__ void write_tiles(WorkTile* to, const ExpertMatrices* experts, int ind
 // Of a cluster's blocks: `value` in the shared memory of block `block`.
 __device__ int load_from_block(const int* value, int block) {
   int result;
-  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.b32 %0, [there];\n}\n"
+  asm volatile("ld.shared::cluster.b32 %0, [%1];"
                : "=r"(result)
-               : "r"(shared_address(value)), "r"(block)
+               : "r"(address_in(shared_address(value), block))
                : "memory");
   return result;
 }
