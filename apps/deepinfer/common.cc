@@ -46,7 +46,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--threads", flags.device.threads, "CPU threads, 0 for all of this machine")
       ->capture_default_str()
       ->group("Model");
-  command.add_option("--kernels", flags.device.kernels, "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16, amx")
+  command
+      .add_option("--kernels", flags.device.kernels, "CPU kernel set: auto, reference, avx2, avx512, avx512_bf16, amx")
       ->capture_default_str()
       ->group("Model");
   command.add_option("--engram-cache-rows", flags.engram_cache_rows, "Rows of each Engram table kept in memory")
